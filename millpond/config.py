@@ -1,0 +1,75 @@
+"""Every setting, its default and its help text, in small frozen groups. Knows no loader: see millpond.cli.settings.
+
+One name everywhere: field `kv_cells` is `--kv-cells`, `MILLPOND_KV_CELLS` and `kv_cells` in the TOML file.
+None means "auto": resolved once, into a new value, and printed at start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def setting(default: Any, help_text: str, **extra: Any) -> Any:
+    """A dataclass field with its help. `extra`: `choices` (a tuple), `env_only` or `secret` (True: never printed)."""
+    return field(default=default, metadata={"help": help_text, **extra})
+
+
+DEFAULT_MODEL = "smollm2-135m"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What the engine process needs; no port, no key, no path of the server's."""
+
+    model_path: str = setting("", "path of the GGUF file (resolved from MODEL)", internal=True)
+    model_digest: str = setting("", "sha256 of the file (resolved from MODEL)", internal=True)
+    kv_cells: int | None = setting(None, "KV cells of the pool; auto: the model's context, at most 8192")
+    max_running: int = setting(8, "sequences that decode at the same time; the others wait or are parked")
+    max_model_len: int | None = setting(None, "longest prompt + output in tokens; auto: the model's context or the pool")
+    threads: int | None = setting(None, "compute threads; auto: physical cores")
+    gpu_layers: int = setting(0, "layers to offload to the GPU; -1: all")
+    max_step_ms: float = setting(180.0, "a step beside running streams stays under this: it bounds the gap between tokens")
+    kv_type_k: str = setting("f16", "type of the K cache", choices=("f16", "bf16", "f32", "q8_0", "q4_0"))
+    kv_type_v: str = setting("f16", "type of the V cache", choices=("f16", "bf16", "f32", "q8_0", "q4_0"))
+    exact: bool = setting(False, "bit-exact outputs whatever the load: separate KV streams and qualified KV types")
+    quantum: int = setting(0, "tokens after which a sequence gives its slot to a waiting one; 0: off")
+    prefix_cache: bool = setting(True, "share prompt prefixes between requests")
+    cache_cells: int | None = setting(None, "cells that idle prefixes may hold; auto: a quarter of the pool")
+    spill_ram: int = setting(1024, "MiB of RAM for parked sequences and cold prefixes; 0: none")
+    spill_dir: str = setting("", "folder for the disk tier; empty: none")
+    spill_disk: int = setting(4096, "MiB the disk tier may use")
+    growth_watermark: float = setting(0.05, "share of the pool kept free for growth when a request is admitted")
+    fault_plan: str = setting("", "faults to inject, for tests only", internal=True)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueConfig:
+    queue_requests: int = setting(256, "accepted requests that may wait; one more gets 429")
+    queue_tokens: int = setting(262144, "prompt tokens that may wait")
+    request_timeout: float = setting(600.0, "seconds after which a request ends with an error; 0: never")
+    stall_timeout: float = setting(30.0, "seconds without a step, with work to do, after which the engine is restarted")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    host: str = setting("127.0.0.1", "address to listen on")
+    port: int = setting(8000, "port to listen on; 0: any free one")
+    api_key: str = setting("", "key that every route but /health and /ready asks for; empty: none", secret=True)
+    model_name: str = setting("", "name shown in /v1/models; empty: that of MODEL")
+    chat_template: str = setting("", "file with a Jinja chat template, instead of the model's own")
+    max_body_bytes: int = setting(32 * 1024 * 1024, "largest request body")
+    drain_timeout: float = setting(30.0, "seconds that running requests get to finish after SIGTERM")
+    client_timeout: float = setting(60.0, "seconds after which a client that takes no bytes is ended")
+    cors_origins: str = setting("*", "origins allowed by CORS, comma separated; empty: none")
+    log_level: str = setting("info", "log level", choices=("debug", "info", "warning", "error"))
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything `millpond serve` takes."""
+
+    model: str = setting(DEFAULT_MODEL, "registry name, path of a GGUF file, or hf:org/repo/file.gguf")
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    queue: QueueConfig = field(default_factory=QueueConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)

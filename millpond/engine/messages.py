@@ -1,0 +1,140 @@
+"""The one duplex channel between server and engine: message types and framing. Knows bytes; no sockets, no loop.
+
+Frames are a 4-byte little-endian length and a msgpack body. Server to engine: Command. Engine to server: Event.
+Every event carries the engine's epoch; the client drops what an older engine said.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import msgspec
+
+from millpond.config import EngineConfig
+from millpond.outputs import EngineInfo, FinishEvent, StatusEvent, StepStats, TokenEvent
+from millpond.request import Request
+from millpond.types import EngineEpoch, FinishReason, SequenceId, TokenId
+
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+MAX_UNACKNOWLEDGED_FRAMES = 64
+"""The engine stops stepping when the server is this far behind, instead of blocking on a write."""
+_HEADER = struct.Struct("<I")
+
+
+class Load(msgspec.Struct, frozen=True, tag=True):
+    """First command: which model and context this engine process serves."""
+
+    epoch: EngineEpoch
+    config: EngineConfig
+
+
+class AddRequest(msgspec.Struct, frozen=True, tag=True):
+    """Start a sequence, or go on with one whose first output tokens another engine process made."""
+
+    sequence_id: SequenceId
+    request: Request
+    output_ids: tuple[TokenId, ...] = ()
+    quarantine: bool = False
+    """A poison suspect: run it alone, see the poison rule."""
+
+
+class AbortSequence(msgspec.Struct, frozen=True, tag=True):
+    """End a sequence in whatever state it is; unknown ids are ignored (it may have just finished)."""
+
+    sequence_id: SequenceId
+    reason: FinishReason
+
+
+class Acknowledge(msgspec.Struct, frozen=True, tag=True):
+    """The server has taken every frame up to this number."""
+
+    frame: int
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """Leave the loop, free the model, exit 0."""
+
+
+Command: TypeAlias = Load | AddRequest | AbortSequence | Acknowledge | Stop
+
+
+class LoadProgress(msgspec.Struct, frozen=True, tag=True):
+    epoch: EngineEpoch
+    fraction: float
+    """0 to 1."""
+
+
+class EngineReady(msgspec.Struct, frozen=True, tag=True):
+    epoch: EngineEpoch
+    info: EngineInfo
+
+
+class StepFrame(msgspec.Struct, frozen=True, tag=True):
+    """All that one step (or one command outside a step) brought about. `frame` counts from 1 in an epoch."""
+
+    epoch: EngineEpoch
+    frame: int
+    tokens: list[TokenEvent]
+    finished: list[FinishEvent]
+    statuses: list[StatusEvent]
+    stats: StepStats
+
+
+class BatchAnnounced(msgspec.Struct, frozen=True, tag=True):
+    """Sent before a decode when its set of sequences differs from the last one: the suspects if the engine dies."""
+
+    epoch: EngineEpoch
+    sequence_ids: list[SequenceId]
+
+
+class EngineError(msgspec.Struct, frozen=True, tag=True):
+    """The engine cannot go on and will exit. `setup`: loading failed, a restart would fail the same way."""
+
+    epoch: EngineEpoch
+    message: str
+    setup: bool
+
+
+Event: TypeAlias = LoadProgress | EngineReady | StepFrame | BatchAnnounced | EngineError
+
+_encoder = msgspec.msgpack.Encoder()
+_command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+_event_decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
+
+
+def encode_frame(message: Command | Event) -> bytes:
+    body = _encoder.encode(message)
+    return _HEADER.pack(len(body)) + body
+
+
+def decode_command(body: bytes) -> Command:
+    """Raises msgspec.ValidationError or msgspec.DecodeError for bytes that are no command."""
+    return _command_decoder.decode(body)
+
+
+def decode_event(body: bytes) -> Event:
+    """Raises msgspec.ValidationError or msgspec.DecodeError for bytes that are no event."""
+    return _event_decoder.decode(body)
+
+
+class FrameBuffer:
+    """Cuts a byte stream into frame bodies, whatever the size of the reads."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Yields each body that is complete. Raises ValueError for a length above MAX_FRAME_BYTES."""
+        self._buffer += data
+        while len(self._buffer) >= _HEADER.size:
+            (length,) = _HEADER.unpack_from(self._buffer)
+            if length > MAX_FRAME_BYTES:
+                raise ValueError(f"frame of {length} bytes")
+            end = _HEADER.size + length
+            if len(self._buffer) < end:
+                return
+            body = bytes(self._buffer[_HEADER.size : end])
+            del self._buffer[:end]
+            yield body

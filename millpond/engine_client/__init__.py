@@ -1,0 +1,1 @@
+"""The server's side of the channel: the engine process and its restarts, and the token log."""

@@ -1,0 +1,120 @@
+"""What the engine reports, as frozen values. Knows ids and counts; no text and no wire format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millpond.types import FinishReason, MemoryKind, SequenceId, SequenceStatus, TokenId
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural logs, of the distribution before temperature and filters."""
+
+    chosen: float
+    top: tuple[tuple[TokenId, float], ...] = ()
+    """Best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    sequence_id: SequenceId
+    output_index: int
+    token_id: TokenId
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceUsage:
+    """cached_tokens + computed_prompt_tokens == prompt_tokens; a resume never changes either."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    computed_prompt_tokens: int = 0
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+    """From the first output token to the end, parked time left out."""
+    parked_ms: float = 0.0
+    preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FinishEvent:
+    sequence_id: SequenceId
+    output_length: int
+    reason: FinishReason
+    usage: SequenceUsage
+    message: str = ""
+    """For ERROR: what to tell the client."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatusEvent:
+    """A sequence started, was parked or went on."""
+
+    sequence_id: SequenceId
+    status: SequenceStatus
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """One step. Milliseconds, cells and sequences; taken after the step."""
+
+    step: int = 0
+    running: int = 0
+    waiting: int = 0
+    preempted: int = 0
+    waiting_prompt_tokens: int = 0
+    cells_total: int = 0
+    cells_used: int = 0
+    """Live and cached together."""
+    cells_cached: int = 0
+    """Held by idle prefixes only."""
+    rows: int = 0
+    prefill_rows: int = 0
+    schedule_ms: float = 0.0
+    move_ms: float = 0.0
+    decode_ms: float = 0.0
+    sample_ms: float = 0.0
+    preemptions: int = 0
+    resumes: int = 0
+    saved_bytes: int = 0
+    restored_bytes: int = 0
+    recomputed_tokens: int = 0
+    evicted_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """Facts of the loaded model and context, read back after loading."""
+
+    name: str
+    architecture: str
+    description: str
+    digest: str
+    """sha256 of the file, hex; "" where not computed."""
+    n_vocab: int
+    n_ctx_train: int
+    n_layer: int
+    n_params: int
+    size_bytes: int
+    memory_kind: MemoryKind
+    n_swa: int
+    """Sliding window in tokens; 0: none."""
+    kv_bytes_per_token: int
+    library: str
+    """Build of libllama and its CPU features."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What a ready engine serves; "auto" settings resolved."""
+
+    model: ModelInfo
+    n_cells: int
+    n_slots: int
+    max_running: int
+    max_model_len: int
+    unified: bool
+    """One shared pool of cells; False: one ordered region a slot (--exact)."""

@@ -1,0 +1,47 @@
+"""What a client asked, in token ids, frozen at acceptance. Knows parameters; not how or when it will run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from millpond.sampling_params import SamplingParams
+from millpond.types import FinishReason, RequestId, TokenId
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One output to generate. A wire request with n > 1 becomes n of these; the prefix cache shares their prompt."""
+
+    request_id: RequestId
+    prompt_ids: tuple[TokenId, ...]
+    params: SamplingParams
+    max_tokens: int
+    """Output limit, resolved against the context at acceptance."""
+    seed: int
+    """Drawn at acceptance when the client gave none."""
+    arrival: float
+    """Seconds on the machine's monotonic clock, which both processes share."""
+    deadline: float | None = None
+    """Same clock; the sequence ends with DEADLINE when it passes, in whatever state it is."""
+    priority: int = 0
+    """Higher runs first."""
+    namespace: str = ""
+    """(authenticated key, cache_salt): prefixes are shared inside one namespace only."""
+
+
+def finish_reason_of(
+    request: Request, output_ids: Sequence[TokenId], eog_ids: frozenset[TokenId]
+) -> FinishReason | None:
+    """Why the output ends at its last token, or None if it goes on.
+
+    Pure in (request, ids), so engine and server agree, and a log that is complete is never sent back to an engine.
+    """
+    if not output_ids:
+        return None
+    last = output_ids[-1]
+    if len(output_ids) > request.params.min_tokens and (
+        (last in eog_ids and not request.params.ignore_eos) or last in request.params.stop_token_ids
+    ):
+        return FinishReason.STOP
+    return FinishReason.LENGTH if len(output_ids) >= request.max_tokens else None

@@ -1,0 +1,1 @@
+"""The model runtime: one protocol, llama.cpp behind it, and a fake that imitates its traps."""

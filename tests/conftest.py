@@ -1,0 +1,21 @@
+"""Fixtures of every suite: the real model file (pulled once) and where the tests may write."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The default model's file; MILLPOND_TEST_MODEL names another copy, else it is pulled (offline once pulled)."""
+    named = os.environ.get("MILLPOND_TEST_MODEL")
+    if named:
+        return Path(named)
+    from millpond.models import resolve_model
+
+    return resolve_model("smollm2-135m").path
