@@ -11,7 +11,10 @@ from typing import Any
 
 
 def setting(default: Any, help_text: str, **extra: Any) -> Any:
-    """A dataclass field with its help. `extra`: `choices` (a tuple), `env_only` or `secret` (True: never printed)."""
+    """A dataclass field with its help. `extra`: `choices` (a tuple), `minimum`, `maximum` (of numbers, inclusive), or
+
+    True for one of `secret` (never printed), `env_only` (no flag), `internal` (cannot be set or seen from outside).
+    """
     return field(default=default, metadata={"help": help_text, **extra})
 
 
@@ -24,43 +27,53 @@ class EngineConfig:
 
     model_path: str = setting("", "path of the GGUF file (resolved from MODEL)", internal=True)
     model_digest: str = setting("", "sha256 of the file (resolved from MODEL)", internal=True)
-    kv_cells: int | None = setting(None, "KV cells of the pool; auto: the model's context, at most 8192")
-    max_running: int = setting(8, "sequences that decode at the same time; the others wait or are parked")
-    max_model_len: int | None = setting(None, "longest prompt + output in tokens; auto: the model's context or the pool")
-    threads: int | None = setting(None, "compute threads; auto: physical cores")
-    gpu_layers: int = setting(0, "layers to offload to the GPU; -1: all")
-    max_step_ms: float = setting(180.0, "a step beside running streams stays under this: it bounds the gap between tokens")
+    kv_cells: int | None = setting(None, "KV cells of the pool; auto: the model's context, at most 8192", minimum=1)
+    max_running: int = setting(
+        8, "sequences that decode at the same time; the others wait or are parked", minimum=1, maximum=255
+    )
+    max_model_len: int | None = setting(
+        None, "longest prompt + output in tokens; auto: the model's context or the pool", minimum=2
+    )
+    threads: int | None = setting(None, "compute threads; auto: physical cores", minimum=1)
+    gpu_layers: int = setting(0, "layers to offload to the GPU; -1: all", minimum=-1)
+    max_step_ms: float = setting(
+        180.0, "a step beside running streams stays under this: it bounds the gap between tokens", minimum=1
+    )
     kv_type_k: str = setting("f16", "type of the K cache", choices=("f16", "bf16", "f32", "q8_0", "q4_0"))
     kv_type_v: str = setting("f16", "type of the V cache", choices=("f16", "bf16", "f32", "q8_0", "q4_0"))
     exact: bool = setting(False, "bit-exact outputs whatever the load: separate KV streams and qualified KV types")
-    quantum: int = setting(0, "tokens after which a sequence gives its slot to a waiting one; 0: off")
+    quantum: int = setting(0, "tokens after which a sequence gives its slot to a waiting one; 0: off", minimum=0)
     prefix_cache: bool = setting(True, "share prompt prefixes between requests")
-    cache_cells: int | None = setting(None, "cells that idle prefixes may hold; auto: a quarter of the pool")
-    spill_ram: int = setting(1024, "MiB of RAM for parked sequences and cold prefixes; 0: none")
+    cache_cells: int | None = setting(None, "cells that idle prefixes may hold; auto: a quarter of the pool", minimum=0)
+    spill_ram: int = setting(1024, "MiB of RAM for parked sequences and cold prefixes; 0: none", minimum=0)
     spill_dir: str = setting("", "folder for the disk tier; empty: none")
-    spill_disk: int = setting(4096, "MiB the disk tier may use")
-    growth_watermark: float = setting(0.05, "share of the pool kept free for growth when a request is admitted")
+    spill_disk: int = setting(4096, "MiB the disk tier may use", minimum=0)
+    growth_watermark: float = setting(
+        0.05, "share of the pool kept free for growth when a request is admitted", minimum=0, maximum=0.9
+    )
     fault_plan: str = setting("", "faults to inject, for tests only", internal=True)
 
 
 @dataclass(frozen=True, slots=True)
 class QueueConfig:
-    queue_requests: int = setting(256, "accepted requests that may wait; one more gets 429")
-    queue_tokens: int = setting(262144, "prompt tokens that may wait")
-    request_timeout: float = setting(600.0, "seconds after which a request ends with an error; 0: never")
-    stall_timeout: float = setting(30.0, "seconds without a step, with work to do, after which the engine is restarted")
+    queue_requests: int = setting(256, "accepted requests that may wait; one more gets 429", minimum=1)
+    queue_tokens: int = setting(262144, "prompt tokens that may wait", minimum=1)
+    request_timeout: float = setting(600.0, "seconds after which a request ends with an error; 0: never", minimum=0)
+    stall_timeout: float = setting(
+        30.0, "seconds without a step, with work to do, after which the engine is restarted", minimum=0.1
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     host: str = setting("127.0.0.1", "address to listen on")
-    port: int = setting(8000, "port to listen on; 0: any free one")
+    port: int = setting(8000, "port to listen on; 0: any free one", minimum=0, maximum=65535)
     api_key: str = setting("", "key that every route but /health and /ready asks for; empty: none", secret=True)
     model_name: str = setting("", "name shown in /v1/models; empty: that of MODEL")
     chat_template: str = setting("", "file with a Jinja chat template, instead of the model's own")
-    max_body_bytes: int = setting(32 * 1024 * 1024, "largest request body")
-    drain_timeout: float = setting(30.0, "seconds that running requests get to finish after SIGTERM")
-    client_timeout: float = setting(60.0, "seconds after which a client that takes no bytes is ended")
+    max_body_bytes: int = setting(32 * 1024 * 1024, "largest request body", minimum=1)
+    drain_timeout: float = setting(30.0, "seconds that running requests get to finish after SIGTERM", minimum=0)
+    client_timeout: float = setting(60.0, "seconds after which a client that takes no bytes is ended", minimum=0.1)
     cors_origins: str = setting("*", "origins allowed by CORS, comma separated; empty: none")
     log_level: str = setting("info", "log level", choices=("debug", "info", "warning", "error"))
 
