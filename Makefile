@@ -1,0 +1,96 @@
+# Millpond. Needs Python 3.11 or newer with pip, and make; everything else goes into $(VENV).
+
+PYTHON ?= python3
+VENV ?= .venv
+MODEL ?= smollm2-135m
+ARGS ?=
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+RUN_STAMP := $(VENV)/.installed-run
+DEV_STAMP := $(VENV)/.installed-dev
+CODE := millpond tests benchmarks scripts examples
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help serve test test-fast test-slow test-model test-faults check lint types format coverage docs bench \
+        model clean
+
+help: ## show this list
+	@echo "make TARGET [ARGS='--port 8080'] [PYTHON=python3.12]"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+serve: $(RUN_STAMP) ## install, pull the model, serve it on 127.0.0.1:8000 (MODEL=..., ARGS='--port 8080')
+	@exec $(BIN)/millpond serve $(MODEL) $(ARGS)
+
+test: $(DEV_STAMP) model ## the whole suite, real model included
+	@$(MAKE) --no-print-directory -k test-fast test-slow test-model test-faults
+
+check: lint types test-fast ## lint, types and the fast tests
+
+test-fast: $(DEV_STAMP) ## tests without model, faults and slow ones
+	$(call tests,fast,not model and not faults and not slow,60)
+
+test-slow: $(DEV_STAMP) ## long simulations without the real model
+	$(call tests,slow,slow and not model and not faults,120)
+
+test-model: $(DEV_STAMP) model ## tests on the real model
+	$(call tests,model,model and not faults,240)
+
+test-faults: $(DEV_STAMP) model ## tests that kill, stop and starve processes
+	$(call tests,faults,faults,120)
+
+lint: $(DEV_STAMP)
+	@$(BIN)/ruff check $(wildcard $(CODE))
+	@$(BIN)/ruff format --check $(wildcard $(CODE))
+
+types: $(DEV_STAMP)
+	@$(BIN)/pyright
+
+format: $(DEV_STAMP) ## put every file in the project's format
+	@$(BIN)/ruff check --fix $(wildcard $(CODE))
+	@$(BIN)/ruff format $(wildcard $(CODE))
+
+coverage: $(DEV_STAMP) ## fast and slow tests with a coverage report in htmlcov/
+	@$(BIN)/python -m pytest -q -m "not model and not faults" --cov=millpond --cov-report=term --cov-report=html
+
+docs: $(DEV_STAMP) ## write the generated pages
+	@$(BIN)/python scripts/write_docs.py
+
+bench: $(DEV_STAMP) model ## compare with llama.cpp's own server on this machine
+	@$(with_model) $(BIN)/python -m benchmarks $(ARGS)
+
+model: $(DEV_STAMP)
+	@$(BIN)/millpond models pull smollm2-135m > /dev/null
+
+clean: ## remove the environment and everything generated (pulled models stay)
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .coverage htmlcov build dist
+	find millpond tests benchmarks scripts examples -name __pycache__ -prune -exec rm -rf {} +
+
+# The stamps make installing depend on pyproject.toml alone: code changes need no reinstall (-e).
+$(RUN_STAMP): pyproject.toml
+	$(call install,.)
+
+$(DEV_STAMP): pyproject.toml
+	$(call install,.[dev])
+	@touch $(RUN_STAMP)
+
+define install
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: $(PYTHON) is missing or older than 3.11; run: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); } || \
+	  { echo "error: no virtual environment; install python3-venv (Debian, Ubuntu) and try again" >&2; exit 1; }
+	@echo "installing '$(1)' into $(VENV)"
+	@started=$$(date +%s); $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '$(1)' && \
+	  echo "installed in $$(( $$(date +%s) - started )) s" && touch $@
+endef
+
+with_model = MILLPOND_TEST_MODEL="$${MILLPOND_TEST_MODEL:-$$($(BIN)/millpond models pull --quiet smollm2-135m)}"
+
+# $(call tests,group,marker expression,budget in seconds): pytest's 5 means that the group is empty.
+define tests
+	@started=$$(date +%s); code=0; \
+	$(BIN)/python -m pytest -q -m "$(2)" $(PYTEST_ARGS) || code=$$?; \
+	echo "$(1) tests: $$(( $$(date +%s) - started )) s (budget on 2 cores: $(3) s)"; \
+	test $$code -eq 0 -o $$code -eq 5
+endef

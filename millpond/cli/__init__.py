@@ -1,0 +1,1 @@
+"""The `millpond` command. Knows arguments, settings and what a terminal shows; every answer comes from below."""

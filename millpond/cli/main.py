@@ -1,0 +1,61 @@
+"""The command tree. Knows which commands exist; each one's work is in its own module."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from typing import Annotated
+
+import typer
+
+from millpond import __version__
+from millpond.cli import models, serve
+from millpond.cli.errors import one_line_errors
+from millpond.cli.options import with_settings
+
+
+def build_app() -> typer.Typer:
+    """A fresh application: commands, groups and shell completion."""
+    app = typer.Typer(
+        name="millpond",
+        help="An LLM server over llama.cpp that loses no accepted request.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    serve_command = with_settings(one_line_errors(serve.serve), "engine", "queue", "server")
+    app.command(name="serve", rich_help_panel="Run")(serve_command)
+    pulled = typer.Typer(help="List, pull and remove model files.", no_args_is_help=True)
+    pulled.command("list")(one_line_errors(models.list_models))
+    pulled.command("pull")(one_line_errors(models.pull))
+    pulled.command("rm")(one_line_errors(models.remove))
+    app.add_typer(pulled, name="models", rich_help_panel="Manage")
+    app.command("version", rich_help_panel="Manage")(version)
+    return app
+
+
+def main() -> None:
+    """Entry point of the `millpond` command."""
+    build_app()()
+
+
+def version() -> None:
+    """Print the versions of millpond, its llama.cpp library and Python."""
+    typer.echo(f"millpond {__version__}")
+    typer.echo(f"xllamacpp {importlib.metadata.version('xllamacpp')}")
+    typer.echo(f"python {platform.python_version()}")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"millpond {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
