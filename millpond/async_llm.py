@@ -1,36 +1,28 @@
-"""Text in, deltas out: the face of the whole stack for the HTTP server and for scripts. Knows no HTTP and no llama.cpp."""
+"""Text in, deltas out: the face of the whole stack for HTTP and scripts. Knows no HTTP and no llama.cpp."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 from millpond.outputs import EngineInfo, SequenceUsage, StepStats, TokenLogprobs
 from millpond.sampling_params import SamplingParams
+from millpond.text.inputs import ChatInput, PromptInput, TextInput, TokenInput
 from millpond.types import FinishReason, RequestId, TokenId
 
-
-@dataclass(frozen=True, slots=True)
-class ChatInput:
-    """Messages as the wire's plain dicts (role, content, ...), already checked for shape by the server's schemas."""
-
-    messages: Sequence[dict[str, Any]]
-    tools: Sequence[dict[str, Any]] = ()
-    template_kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
-
-
-@dataclass(frozen=True, slots=True)
-class TextInput:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class TokenInput:
-    token_ids: Sequence[TokenId]
-
-
-PromptInput = ChatInput | TextInput | TokenInput
+__all__ = [
+    "ChatInput",
+    "EngineStatus",
+    "Finish",
+    "OutputDelta",
+    "OutputStream",
+    "PromptInput",
+    "RequestOptions",
+    "TextEngine",
+    "TextInput",
+    "TokenInput",
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,11 +46,11 @@ class InvalidParameter(CallerError):
 
 
 class ContextLengthExceeded(CallerError):
-    def __init__(self, prompt_tokens: int | None, limit: int, *, detail: str = "") -> None:
+    def __init__(self, prompt_tokens: int | None, limit: int, *, detail: str = "", param: str = "messages") -> None:
         asked = f"{prompt_tokens} tokens" if prompt_tokens is not None else "more tokens than could fit"
         super().__init__(
             f"the prompt has {asked}; this model takes at most {limit} tokens (prompt and output together){detail}",
-            param="messages",
+            param=param,
             code="context_length_exceeded",
         )
         self.prompt_tokens = prompt_tokens

@@ -91,6 +91,11 @@ class Vocab(Protocol):
     @property
     def bos_id(self) -> TokenId | None: ...
     @property
+    def eos_id(self) -> TokenId | None:
+        """The model file's end token, which chat templates name eos_token; one of eog_ids."""
+        ...
+
+    @property
     def adds_bos(self) -> bool:
         """The model wants its BOS before a prompt."""
         ...

@@ -75,6 +75,10 @@ class FakeVocab:
         return END_OF_TEXT
 
     @property
+    def eos_id(self) -> TokenId | None:
+        return IM_END
+
+    @property
     def adds_bos(self) -> bool:
         return self._adds_bos
 
