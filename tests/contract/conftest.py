@@ -1,0 +1,36 @@
+"""Both runtimes behind one fixture: every contract test runs on the fake and on llama.cpp with a real model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from contract_driver import Driver, FakeMaker, LlamaCppMaker, Maker
+
+from millpond.runtime.base import ContextParams
+
+BOTH = [pytest.param("fake"), pytest.param("llamacpp", marks=[pytest.mark.model, pytest.mark.slow])]
+
+
+@pytest.fixture(scope="session", params=BOTH)
+def maker(request: pytest.FixtureRequest) -> Maker:
+    if request.param == "fake":
+        return FakeMaker()
+    path: Path = request.getfixturevalue("smollm2_path")
+    return LlamaCppMaker(path)
+
+
+@pytest.fixture
+def make(maker: Maker) -> Iterator[Callable[..., Driver]]:
+    """make(n_cells=256, n_slots=4, unified=True, ...) -> a Driver; closed after the test."""
+    made: list[Driver] = []
+
+    def build(*, n_cells: int = 256, n_slots: int = 4, unified: bool = True, **more: int) -> Driver:
+        params = ContextParams(n_cells=n_cells, n_slots=n_slots, unified=unified, threads=2, **more)
+        made.append(maker.make(params))
+        return made[-1]
+
+    yield build
+    for driver in made:
+        driver.runtime.close()

@@ -1,0 +1,130 @@
+"""What the contract tests share: a driver that feeds tokens to slots, and makers of the two runtimes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import pytest
+
+from millpond.errors import KVExhausted
+from millpond.runtime.base import Batch, ContextParams, Logits, Runtime
+from millpond.runtime.fake import FakeRuntime
+from millpond.types import MemoryKind, SlotId
+
+LOOSE = 1.0
+"""Logits of one history computed in two companies differ by at most this on the real model (unified pool)."""
+
+
+def tokens(count: int, salt: int = 0) -> list[int]:
+    """Ids that exist in both vocabularies, other ones for every salt."""
+    return [40 + (salt * 37 + index * index * 7 + index * 11) % 160 for index in range(count)]
+
+
+def batch(*rows: tuple[int, int, int, bool]) -> Batch:
+    """Rows of (token, position, slot, wants logits)."""
+    columns = list(zip(*rows, strict=True)) if rows else [(), (), (), ()]
+    return Batch(
+        np.array(columns[0], dtype=np.int32),
+        np.array(columns[1], dtype=np.int32),
+        np.array(columns[2], dtype=np.int32),
+        np.array(columns[3], dtype=np.bool_),
+    )
+
+
+@dataclass
+class Driver:
+    """A runtime and how far each slot has come."""
+
+    runtime: Runtime
+    exact: bool
+    """Equal histories give equal logits to the last bit."""
+    lengths: dict[int, int] = field(default_factory=dict)
+
+    def feed(self, slot: int, ids: list[int]) -> Logits:
+        """Decodes `ids` at the end of the slot; a copy of the last row's logits. On an error the slot has not grown."""
+        start = self.lengths.get(slot, 0)
+        last = len(ids) - 1
+        self.runtime.decode(batch(*((token, start + n, slot, n == last) for n, token in enumerate(ids))))
+        self.lengths[slot] = start + len(ids)
+        return self.runtime.logits(last).copy()
+
+    def feed_together(self, ids_of: dict[int, int]) -> dict[int, Logits]:
+        """One row a slot in one batch."""
+        rows = [(token, self.lengths.get(slot, 0), slot, True) for slot, token in ids_of.items()]
+        self.runtime.decode(batch(*rows))
+        for slot in ids_of:
+            self.lengths[slot] = self.lengths.get(slot, 0) + 1
+        return {slot: self.runtime.logits(row).copy() for row, slot in enumerate(ids_of)}
+
+    def greedy(self, slot: int, logits: Logits, count: int) -> list[int]:
+        """The next `count` greedy tokens, the first one from `logits`; all but the last are fed."""
+        output = [int(logits.argmax())]
+        while len(output) < count:
+            output.append(int(self.feed(slot, [output[-1]]).argmax()))
+        return output
+
+    def copy(self, source: int, target: int, end: int) -> None:
+        self.runtime.copy(SlotId(source), SlotId(target), end)
+        self.lengths[target] = end
+
+    def trim(self, slot: int, end: int) -> None:
+        self.runtime.trim(SlotId(slot), end)
+        self.lengths[slot] = end
+
+    def drop(self, slot: int) -> None:
+        self.runtime.drop(SlotId(slot))
+        self.lengths[slot] = 0
+
+    def restore(self, slot: int, start: int, end: int, data: bytes) -> None:
+        self.runtime.restore(SlotId(slot), start, end, data)
+        self.lengths[slot] = end
+
+    def span(self, slot: int) -> tuple[int, int] | None:
+        return self.runtime.span(SlotId(slot))
+
+    def has_exactly_free(self, cells: int, probe: int) -> bool:
+        """Fills the pool through the empty slot `probe` to the last cell, sees the next one refused, and empties it."""
+        if cells:
+            self.feed(probe, tokens(cells, salt=probe))
+        with pytest.raises(KVExhausted):
+            self.feed(probe, [50])
+        self.drop(probe)
+        return True
+
+    def assert_same(self, one: Logits, other: Logits) -> None:
+        """Both came from the same history."""
+        if self.exact:
+            np.testing.assert_array_equal(one, other)
+        else:
+            assert one[other.argmax()] >= one.max() - LOOSE
+            assert other[one.argmax()] >= other.max() - LOOSE
+            assert np.abs(one - other).max() < 2 * LOOSE
+
+
+class Maker(Protocol):
+    def make(self, params: ContextParams) -> Driver: ...
+
+
+class FakeMaker:
+    def __init__(self, memory_kind: MemoryKind = MemoryKind.ATTENTION) -> None:
+        self._memory_kind = memory_kind
+
+    def make(self, params: ContextParams) -> Driver:
+        return Driver(FakeRuntime(params, memory_kind=self._memory_kind), exact=True)
+
+
+class LlamaCppMaker:
+    """The real model in small pools. Loading maps the file, so only the first load reads it from disk."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def make(self, params: ContextParams) -> Driver:
+        from millpond.runtime.llamacpp.runtime import LlamaCppRuntime
+
+        runtime = LlamaCppRuntime.load(self._path, params, digest="", gpu_layers=0, progress=None, environ=os.environ)
+        return Driver(runtime, exact=False)
