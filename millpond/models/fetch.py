@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,6 +100,6 @@ def unpack_member(
                 os.fsync(output.fileno())
     except KeyError:
         raise ModelFileError(f"{source} does not contain {source.member}; upgrade millpond") from None
-    except (zipfile.BadZipFile, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise ModelFileError(f"{source} arrived damaged ({error}); pull again") from error
     return hasher.hexdigest()
