@@ -1,0 +1,97 @@
+"""Which spans of KV state the spill store has, and which of them a history could use next. PURE: an index, no bytes.
+
+A page hangs under the digest of the tokens before it; at a page border the child with the longest common part is the
+best to restore, and is cut to that part. A key alone (from a disk scan) is found by an exact match.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from millpond.kvcache.history import TokenHistory
+from millpond.kvcache.payload import PAGE_TOKENS, SpanKey
+from millpond.kvcache.radix_tree import common_length
+from millpond.types import TokenId
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMatch:
+    """Restoring `key` and keeping [0, end) brings the slot to `end`."""
+
+    key: SpanKey
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    parent: bytes
+    tokens: tuple[TokenId, ...]
+
+
+class StoredIndex:
+    """Spans known to be in the store, with pins of parked sequences."""
+
+    def __init__(self) -> None:
+        self._pages: dict[SpanKey, _Page | None] = {}
+        self._children: dict[bytes, dict[SpanKey, _Page]] = {}
+        self._pins: Counter[SpanKey] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    def __contains__(self, key: SpanKey) -> bool:
+        return key in self._pages
+
+    def add(self, key: SpanKey, history: TokenHistory | None = None) -> None:
+        """`history` (any that the key was made from) also makes partial matches possible."""
+        if history is None:
+            self._pages.setdefault(key, None)
+            return
+        page = _Page(history.digest_at(key.start), tuple(history.token_ids[key.start : key.end]))
+        self._pages[key] = page
+        self._children.setdefault(page.parent, {})[key] = page
+
+    def remove(self, key: SpanKey) -> None:
+        page = self._pages.pop(key, None)
+        if page is None:
+            return
+        siblings = self._children[page.parent]
+        del siblings[key]
+        if not siblings:
+            del self._children[page.parent]
+
+    def pin(self, key: SpanKey) -> None:
+        self._pins[key] += 1
+
+    def unpin(self, key: SpanKey) -> bool:
+        """True when nobody holds the key any more."""
+        self._pins[key] -= 1
+        if self._pins[key] > 0:
+            return False
+        del self._pins[key]
+        return True
+
+    def match_page(self, history: TokenHistory, start: int, limit: int) -> StoredMatch | None:
+        """Best span that continues [0, start), cut at limit. `start` must be a page border. Read-only."""
+        end = min(start + PAGE_TOKENS, limit)
+        if end <= start:
+            return None
+        if end == start + PAGE_TOKENS and (key := history.key(start, end)) in self._pages:
+            return StoredMatch(key, end)
+        best: StoredMatch | None = None
+        for key, page in self._children.get(history.digest_at(start), {}).items():
+            common = common_length(page.tokens, history.token_ids, start, limit)
+            if common and (best is None or start + common > best.end):
+                best = StoredMatch(key, start + common)
+        return best
+
+    def match_whole(self, history: TokenHistory, limit: int, *, can_cut: bool) -> StoredMatch | None:
+        """Longest span from 0 that is a prefix of the history, or where it can be cut, shares a prefix with it."""
+        best: StoredMatch | None = None
+        for key, page in self._children.get(history.digest_at(0), {}).items():
+            common = common_length(page.tokens, history.token_ids, 0, limit)
+            usable = common == key.end or (can_cut and common > 0)
+            if usable and (best is None or common > best.end):
+                best = StoredMatch(key, common)
+        return best

@@ -1,0 +1,88 @@
+"""The plan of one step and what came of it. PURE values between scheduler, executor and runner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from millpond.kvcache.ops import KVOp
+from millpond.kvcache.payload import SpanKey
+from millpond.outputs import FinishEvent, StatusEvent, TokenEvent, TokenLogprobs
+from millpond.types import SequenceId, SlotId, TokenId
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRows:
+    """Consecutive tokens of one sequence for this step's batch."""
+
+    sequence_id: SequenceId
+    slot: SlotId
+    start: int
+    token_ids: Sequence[TokenId]
+    samples: bool
+    """The last row brings the sequence up to date: sample its next token."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """Perform `ops` in order, then decode `rows` as one batch."""
+
+    ops: Sequence[KVOp]
+    rows: Sequence[ScheduledRows]
+    restores: Mapping[SequenceId, int]
+    """Sequences that a Restore in `ops` brings forward, and by how many tokens."""
+    statuses: Sequence[StatusEvent]
+    finished: Sequence[FinishEvent]
+    """Ended before the step: deadlines and aborts."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    token_id: TokenId
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpResults:
+    """What the executor did. Times in milliseconds."""
+
+    saved: Sequence[SpanKey] = ()
+    lost: Sequence[SpanKey] = ()
+    """Keys the store no longer has."""
+    failed_slots: frozenset[SlotId] = frozenset()
+    """Slots whose Copy or Restore failed: they hold less than planned."""
+    saved_tokens: int = 0
+    restored_tokens: int = 0
+    saved_bytes: int = 0
+    restored_bytes: int = 0
+    save_ms: float = 0.0
+    restore_ms: float = 0.0
+    ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeFailure:
+    """`exhausted`: no cell was free and nothing changed. Else some rows may be in."""
+
+    exhausted: bool
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerOutput:
+    """Sampled tokens by sequence, or why there are none. `sample_errors`: rows whose sampling failed, alone."""
+
+    tokens: Mapping[SequenceId, SampledToken] = field(default_factory=dict["SequenceId", "SampledToken"])
+    sample_errors: Mapping[SequenceId, str] = field(default_factory=dict["SequenceId", str])
+    failure: DecodeFailure | None = None
+    decode_ms: float = 0.0
+    sample_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What the step means to the world, in order of output index within a sequence."""
+
+    tokens: list[TokenEvent]
+    finished: list[FinishEvent]
+    statuses: list[StatusEvent]
