@@ -313,6 +313,8 @@ class FakeRuntime:
     def _merge(self, source: SlotId, target: SlotId, start: int, end: int) -> None:
         if not self._limits.can_copy_ranges:
             raise RuntimeFailure("this context cannot share cells between slots")
+        if source == target:
+            raise RuntimeFailure(f"slot {source} cannot merge with itself")
         giver, taker = self._slot(source), self._slot(target)
         self._check_range(giver, source, start, end)
         self._check_range(taker, target, start, end)
@@ -324,16 +326,27 @@ class FakeRuntime:
         taker.append([*shared, *tail[end - start :]])
 
     def _trim(self, slot: SlotId, end: int) -> None:
-        if end > 0 and not self._limits.can_trim:
+        if end == 0:
+            self._drop(slot)
+            return
+        if not self._limits.can_trim:
             raise RuntimeFailure("recurrent state cannot be cut shorter")
         held = self._slot(slot)
+        length = len(held.cells)
+        if not 0 < end <= length:
+            raise RuntimeFailure(f"slot {slot} holds {length} tokens, it cannot be trimmed to {end}")
+        if end < length and held.intact_from > max(0, end - self._window):
+            raise RuntimeFailure(f"slot {slot} has lost the window of position {end}")
+        self._empty_from(held, end)
+
+    def _empty_from(self, held: _Slot, end: int) -> None:
         self._release(held.cut(end))
         held.intact_from = min(held.intact_from, end)
         if end == 0:
             held.state = 0
 
     def _drop(self, slot: SlotId) -> None:
-        self._trim(slot, 0)
+        self._empty_from(self._slot(slot), 0)
 
     def _save(self, slot: SlotId, start: int, end: int) -> bytes:
         held = self._slot(slot)
@@ -409,21 +422,20 @@ def _rounded(cells: int, round_to: int) -> int:
 
 def _limits(params: ContextParams, kind: MemoryKind, round_to: int) -> ContextLimits:
     """What the library would read back."""
-    if params.unified:
-        cells = per_slot = _rounded(params.n_cells, round_to)
-    else:
-        per_slot = _rounded(params.n_cells // params.n_slots, round_to)
+    cells = per_slot = _rounded(params.n_cells, round_to)
+    if not params.unified:
+        per_slot = _rounded(max(1, cells // params.n_slots), round_to)
         cells = per_slot * params.n_slots
-    recurrent = kind in (MemoryKind.RECURRENT, MemoryKind.HYBRID)
+    n_batch = min(params.n_batch, params.n_cells)
     return ContextLimits(
         n_cells=cells,
         n_slots=params.n_slots,
-        n_batch=params.n_batch,
-        n_ubatch=min(params.n_ubatch, params.n_batch),
+        n_batch=n_batch,
+        n_ubatch=min(params.n_ubatch, n_batch),
         cells_per_slot=per_slot,
         unified=params.unified,
-        can_copy_ranges=params.unified and not recurrent,
-        can_trim=not recurrent,
+        can_copy_ranges=params.unified and kind is MemoryKind.ATTENTION,
+        can_trim=kind in (MemoryKind.ATTENTION, MemoryKind.SLIDING_WINDOW),
     )
 
 

@@ -53,7 +53,7 @@ _ACTIONS: dict[str, frozenset[str]] = {
 }
 _FAULT = re.compile(
     r"(?:(?P<epoch>\d+):)?"
-    r"(?:poison=(?P<poison>\d+)|(?P<op>[a-z]+)(?P<kind>[@%])(?P<count>\d+)(?P<later>\+?))"
+    r"(?:poison=(?P<poison>\d+)|(?P<op>[a-z]+)(?:@(?P<at>\d+)(?P<later>\+?)|%(?P<every>\d+)))"
     r"=(?P<action>[a-z]+)(?:\((?P<argument>\d+(?:\.\d+)?)\))?"
 )
 INJECTED_RETURN_CODE = -3
@@ -108,20 +108,23 @@ def _parse_fault(text: str) -> Fault:
         raise ConfigError("fault_plan", f"{text!r}: {op} has no {action}")
     if action == "slow" and argument is None:
         raise ConfigError("fault_plan", f"{text!r}: slow needs seconds, slow(0.1)")
-    count = int(match["count"]) if match["count"] else None
-    if count == 0:
+    at, every = _number(match["at"]), _number(match["every"])
+    if at == 0 or every == 0:
         raise ConfigError("fault_plan", f"{text!r}: calls count from 1")
-    is_point = match["kind"] == "@"
     return Fault(
         op=op,
         action=action,
         argument=None if argument is None else float(argument),
-        at=count if is_point and not match["later"] else None,
-        since=count if is_point and match["later"] else None,
-        every=None if is_point else count,
-        poison=int(match["poison"]) if match["poison"] else None,
-        epoch=int(match["epoch"]) if match["epoch"] else None,
+        at=None if match["later"] else at,
+        since=at if match["later"] else None,
+        every=every,
+        poison=_number(match["poison"]),
+        epoch=_number(match["epoch"]),
     )
+
+
+def _number(text: str | None) -> int | None:
+    return None if text is None else int(text)
 
 
 def hang_forever() -> None:

@@ -14,16 +14,19 @@ BOTH = [pytest.param("fake"), pytest.param("llamacpp", marks=[pytest.mark.model,
 
 
 @pytest.fixture(scope="session", params=BOTH)
-def maker(request: pytest.FixtureRequest) -> Maker:
+def maker(request: pytest.FixtureRequest) -> Iterator[Maker]:
     if request.param == "fake":
-        return FakeMaker()
+        yield FakeMaker()
+        return
     path: Path = request.getfixturevalue("smollm2_path")
-    return LlamaCppMaker(path)
+    llamacpp = LlamaCppMaker(path)
+    yield llamacpp
+    llamacpp.close()
 
 
 @pytest.fixture
 def make(maker: Maker) -> Iterator[Callable[..., Driver]]:
-    """make(n_cells=256, n_slots=4, unified=True, ...) -> a Driver; closed after the test."""
+    """make(n_cells=256, n_slots=4, unified=True, ...) -> a Driver with empty slots."""
     made: list[Driver] = []
 
     def build(*, n_cells: int = 256, n_slots: int = 4, unified: bool = True, **more: int) -> Driver:
@@ -33,4 +36,4 @@ def make(maker: Maker) -> Iterator[Callable[..., Driver]]:
 
     yield build
     for driver in made:
-        driver.runtime.close()
+        maker.take_back(driver)

@@ -106,7 +106,11 @@ class Driver:
 
 
 class Maker(Protocol):
-    def make(self, params: ContextParams) -> Driver: ...
+    def make(self, params: ContextParams) -> Driver:
+        """A driver whose slots are all empty."""
+        ...
+
+    def take_back(self, driver: Driver) -> None: ...
 
 
 class FakeMaker:
@@ -116,15 +120,35 @@ class FakeMaker:
     def make(self, params: ContextParams) -> Driver:
         return Driver(FakeRuntime(params, memory_kind=self._memory_kind), exact=True)
 
+    def take_back(self, driver: Driver) -> None:
+        driver.runtime.close()
+
 
 class LlamaCppMaker:
-    """The real model in small pools. Loading maps the file, so only the first load reads it from disk."""
+    """A real model in small pools. A runtime that is not in use is emptied and used again: loading takes a second."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._idle: dict[ContextParams, list[Runtime]] = {}
+        self._params: dict[int, ContextParams] = {}
 
     def make(self, params: ContextParams) -> Driver:
+        idle = self._idle.setdefault(params, [])
+        runtime = idle.pop() if idle else self._load(params)
+        self._params[id(runtime)] = params
+        return Driver(runtime, exact=False)
+
+    def take_back(self, driver: Driver) -> None:
+        for slot in range(driver.runtime.limits.n_slots):
+            driver.runtime.drop(SlotId(slot))
+        self._idle[self._params.pop(id(driver.runtime))].append(driver.runtime)
+
+    def close(self) -> None:
+        for runtimes in self._idle.values():
+            for runtime in runtimes:
+                runtime.close()
+
+    def _load(self, params: ContextParams) -> Runtime:
         from millpond.runtime.llamacpp.runtime import LlamaCppRuntime
 
-        runtime = LlamaCppRuntime.load(self._path, params, digest="", gpu_layers=0, progress=None, environ=os.environ)
-        return Driver(runtime, exact=False)
+        return LlamaCppRuntime.load(self._path, params, digest="", gpu_layers=0, progress=None, environ=os.environ)

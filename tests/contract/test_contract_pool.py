@@ -20,6 +20,11 @@ def test_pool_size_is_rounded_up_and_read_back(make: Make) -> None:
     assert limits.unified and limits.can_copy_ranges and limits.can_trim
 
 
+def test_a_batch_is_never_larger_than_the_pool(make: Make) -> None:
+    limits = make(n_cells=256, n_slots=2, n_batch=2048, n_ubatch=512).runtime.limits
+    assert (limits.n_batch, limits.n_ubatch) == (256, 256)
+
+
 def test_200_shared_tokens_in_4_slots_fill_the_pool_to_exactly_the_last_cell(make: Make) -> None:
     driver = make(n_cells=512, n_slots=5)
     driver.feed(0, tokens(200))
@@ -125,13 +130,32 @@ def test_span_follows_decode_trim_and_drop(make: Make) -> None:
     assert driver.span(2) is None
 
 
-def test_trim_to_nothing_empties_and_trim_beyond_the_end_keeps_all(make: Make) -> None:
+def test_trim_to_nothing_empties_and_trim_to_the_end_keeps_all(make: Make) -> None:
     driver = make()
     driver.feed(0, tokens(20))
-    driver.runtime.trim(SlotId(0), 25)
+    driver.trim(0, 20)
     assert driver.span(0) == (0, 19)
     driver.trim(0, 0)
     assert driver.span(0) is None
+    driver.trim(0, 0)
+    assert driver.span(0) is None
+
+
+@pytest.mark.parametrize("end", [21, 1000, -1])
+def test_trim_to_an_end_the_slot_never_reached_is_refused(make: Make, end: int) -> None:
+    driver = make()
+    driver.feed(0, tokens(20))
+    with pytest.raises(RuntimeFailure):
+        driver.runtime.trim(SlotId(0), end)
+    assert driver.span(0) == (0, 19)
+
+
+def test_a_slot_does_not_merge_with_itself(make: Make) -> None:
+    driver = make()
+    driver.feed(0, tokens(20))
+    with pytest.raises(RuntimeFailure):
+        driver.runtime.merge(SlotId(0), SlotId(0), 0, 20)
+    driver.assert_same(driver.feed(0, [44]), driver.feed(1, [*tokens(20), 44]))
 
 
 def test_a_trimmed_slot_goes_on_as_if_the_tail_had_never_been(make: Make) -> None:
