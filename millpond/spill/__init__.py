@@ -1,0 +1,1 @@
+"""Bytes of saved KV state, in RAM and on disk. Knows span keys; not tokens, sequences, slots or requests."""
