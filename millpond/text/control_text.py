@@ -23,6 +23,8 @@ from millpond.text.tokenizer import text_bytes
 
 MAX_DEPTH = 64
 """Nesting of messages and tools."""
+MAX_SHOWN_KEY = 64
+"""Characters of a key in the name of a field: paths of huge keys would add up."""
 JsonValue: TypeAlias = "str | int | float | bool | list[JsonValue] | dict[str, JsonValue] | None"
 Span: TypeAlias = tuple[int, int]
 
@@ -145,7 +147,7 @@ class ClientText:
         elif isinstance(value, dict):
             for key, item in value.items():
                 self.examine(key, field, depth + 1)
-                self.examine(item, f"{field}.{key}", depth + 1)
+                self.examine(item, f"{field}.{key[:MAX_SHOWN_KEY]}", depth + 1)
 
     def hide(self, value: JsonValue, *, is_name: bool = False) -> JsonValue:
         """A copy with placeholders, one private-use character for each hidden part."""
