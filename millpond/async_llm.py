@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from hashlib import blake2b
+from typing import Protocol, TypeVar
 
+from millpond.engine_client.client import EngineClient
+from millpond.engine_client.token_log import TokenLog
+from millpond.errors import EngineFailed
 from millpond.outputs import EngineInfo, SequenceUsage, StepStats, TokenLogprobs
+from millpond.request import Request
 from millpond.sampling_params import SamplingParams
+from millpond.text.input_processor import InputProcessor
 from millpond.text.inputs import ChatInput, PromptInput, TextInput, TokenInput
-from millpond.types import FinishReason, RequestId, TokenId
+from millpond.text.output_processor import HiddenTokens, OutputProcessor
+from millpond.text.stop import StopStrings
+from millpond.types import FinishReason, RequestId, SequenceId, TokenId
 
 __all__ = [
+    "AsyncLLM",
     "ChatInput",
     "EngineStatus",
     "Finish",
@@ -19,10 +31,14 @@ __all__ = [
     "OutputStream",
     "PromptInput",
     "RequestOptions",
+    "RequestStream",
     "TextEngine",
     "TextInput",
     "TokenInput",
 ]
+
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,3 +120,255 @@ class OutputStream(Protocol):
     def cancel(self, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """Ends what still runs. Safe to call at any time, more than once."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class TextTools:
+    """What of the model's vocabulary and template the server process needs."""
+
+    make_input_processor: Callable[[int], InputProcessor]
+    """From max_model_len, known once an engine is ready. Called once, on the worker thread."""
+    piece: Callable[[TokenId], bytes]
+    eog_ids: frozenset[TokenId]
+
+
+class AsyncLLM:
+    """One served model. `start` needs a running loop; `close` ends everything, whatever state it is in."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        text: TextTools,
+        *,
+        clock: Callable[[], float],
+        draw_seed: Callable[[], int],
+        request_timeout: float,
+    ) -> None:
+        """`clock`: monotonic seconds. `draw_seed`: for requests without one. `request_timeout`: seconds, 0: never."""
+        self._client = client
+        self._text = text
+        self._clock = clock
+        self._draw_seed = draw_seed
+        self._timeout = request_timeout or None
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="millpond-text")
+        self._input: InputProcessor | None = None
+        self._warm_up: asyncio.Task[None] | None = None
+
+    @property
+    def status(self) -> EngineStatus:
+        state, detail = self._client.state
+        return EngineStatus(state, detail, self._client.restarts, self._client.info, self._client.last_stats)
+
+    @property
+    def client(self) -> EngineClient:
+        return self._client
+
+    def start(self) -> None:
+        """Starts the engine; requests may come at once."""
+        self._client.start()
+        self._warm_up = asyncio.get_running_loop().create_task(self._prepare_text())
+
+    async def drain(self, timeout: float) -> None:
+        """Refuses new requests, waits for the accepted ones; those left after `timeout` seconds end with SHUTDOWN."""
+        await self._client.drain(timeout)
+
+    async def close(self) -> None:
+        await self._client.stop()
+        if self._warm_up is not None:
+            await asyncio.wait([self._warm_up])
+        self._worker.shutdown(wait=False, cancel_futures=True)
+
+    async def submit(self, prompt: PromptInput, params: SamplingParams, options: RequestOptions) -> RequestStream:
+        """Renders, tokenizes and queues. Returns when all n outputs are accepted, not when they run.
+
+        Raises CallerError, CapacityError or InternalError; then nothing was accepted.
+        """
+        timeout = self._timeout if options.timeout is None else options.timeout
+        info = await self._client.wait_info(timeout)
+        self._client.check_room(options.n)
+        params.check_vocabulary(info.model.n_vocab)
+        stops = StopStrings(options.stop)
+        ids = await self._on_worker(lambda: self._input_processor(info).prepare(prompt))
+        logs = self._client.submit(self._requests(ids, params, options, info, timeout))
+        hidden = HiddenTokens(self._text.eog_ids, frozenset(params.stop_token_ids), params.min_tokens)
+        readers = [
+            _OutputReader(index, log, OutputProcessor(self._text.piece, stops, hidden), self._client)
+            for index, log in enumerate(logs)
+        ]
+        return RequestStream(len(ids), readers, self._client)
+
+    async def tokenize(self, prompt: PromptInput, *, add_special: bool = True) -> list[TokenId]:
+        info = await self._client.wait_info(self._timeout)
+        return await self._on_worker(lambda: self._input_processor(info).tokenize(prompt, add_special=add_special))
+
+    async def detokenize(self, token_ids: Sequence[TokenId]) -> str:
+        """Raises InvalidParameter for ids outside the vocabulary."""
+        info = await self._client.wait_info(self._timeout)
+
+        def decode() -> str:
+            tokenizer = self._input_processor(info).tokenizer
+            tokenizer.check_ids(token_ids, "tokens")
+            return tokenizer.decode(token_ids)
+
+        return await self._on_worker(decode)
+
+    def piece(self, token_id: TokenId) -> bytes:
+        return self._text.piece(token_id)
+
+    def _requests(
+        self,
+        ids: tuple[TokenId, ...],
+        params: SamplingParams,
+        options: RequestOptions,
+        info: EngineInfo,
+        timeout: float | None,
+    ) -> list[Request]:
+        rest = info.max_model_len - len(ids)
+        seed = self._draw_seed() if params.seed is None else params.seed
+        now = self._clock()
+        return [
+            Request(
+                request_id=options.request_id,
+                prompt_ids=ids,
+                params=params,
+                max_tokens=rest if params.max_tokens is None else min(params.max_tokens, rest),
+                seed=output_seed(seed, index),
+                arrival=now,
+                deadline=None if timeout is None else now + timeout,
+                priority=options.priority,
+                namespace=options.namespace,
+            )
+            for index in range(options.n)
+        ]
+
+    async def _prepare_text(self) -> None:
+        """So that the first request does not pay for it."""
+        try:
+            info = await self._client.wait_ready()
+        except EngineFailed:
+            return
+        await self._on_worker(lambda: self._input_processor(info))
+
+    def _input_processor(self, info: EngineInfo) -> InputProcessor:
+        """Worker thread only."""
+        if self._input is None:
+            self._input = self._text.make_input_processor(info.max_model_len)
+        return self._input
+
+    async def _on_worker(self, work: Callable[[], _Result]) -> _Result:
+        return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+
+
+class RequestStream:
+    """One accepted request. Iterate once; `__anext__` may be cancelled and called again, nothing is lost.
+
+    Tokens that came since the last delta are in the next one: a slow reader gets fewer, larger deltas. A stream that is
+    dropped unfinished cancels its request.
+    """
+
+    def __init__(self, prompt_tokens: int, readers: list[_OutputReader], client: EngineClient) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._readers = readers
+        self._client = client
+        self._loop = asyncio.get_running_loop()
+        self._ready: deque[OutputDelta] = deque()
+        self._news = asyncio.Event()
+        for reader in readers:
+            reader.log.add_listener(self._news.set)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self._prompt_tokens
+
+    def __aiter__(self) -> AsyncIterator[OutputDelta]:
+        return self
+
+    async def __anext__(self) -> OutputDelta:
+        ready = self._ready
+        while not ready:
+            if not self._readers:
+                raise StopAsyncIteration
+            self._news.clear()
+            self._collect()
+            if not ready:
+                await self._news.wait()
+        return ready.popleft()
+
+    def cancel(self, reason: FinishReason = FinishReason.CANCELLED) -> None:
+        for reader in self._readers:
+            self._client.end(reader.log.sequence_id, reason)
+
+    def __del__(self) -> None:
+        alive = [reader.log.sequence_id for reader in self._readers if reader.log.finish is None]
+        if alive and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(_end_all, self._client, alive)
+
+    def _collect(self) -> None:
+        ended = False
+        for reader in self._readers:
+            delta = reader.take()
+            if delta is not None:
+                self._ready.append(delta)
+                ended = ended or delta.finish is not None
+        if ended:
+            for reader in self._readers:
+                if reader.is_done:
+                    reader.log.remove_listener(self._news.set)
+            self._readers = [reader for reader in self._readers if not reader.is_done]
+
+
+class _OutputReader:
+    """Turns one log into deltas and ends it at a stop string."""
+
+    __slots__ = ("_client", "_index", "_processor", "_read", "is_done", "log")
+
+    def __init__(self, index: int, log: TokenLog, processor: OutputProcessor, client: EngineClient) -> None:
+        self._index = index
+        self._processor = processor
+        self._client = client
+        self._read = 0
+        self.log = log
+        self.is_done = False
+
+    def take(self) -> OutputDelta | None:
+        """What is new since the last call."""
+        log, read = self.log, self._read
+        text = ""
+        token_ids: tuple[TokenId, ...] = ()
+        if len(log.ids) > read and self._processor.stop is None:
+            new = log.ids[read:]
+            delta = self._processor.feed(new, read)
+            text = delta.text
+            token_ids = tuple(new if delta.stop is None else new[: delta.token_count])
+            self._read = read + len(token_ids)
+            if delta.stop is not None:
+                self._client.end(log.sequence_id, FinishReason.STOP, delta.stop.output_length)
+        logprobs = tuple(log.logprobs[read : self._read]) if log.logprobs else ()
+        if log.finish is None:
+            return OutputDelta(self._index, text, token_ids, logprobs) if token_ids else None
+        if self.is_done:
+            return None
+        self.is_done = True
+        text += self._processor.finish().text
+        return OutputDelta(self._index, text, token_ids, logprobs, self._finish())
+
+    def _finish(self) -> Finish:
+        event = self.log.finish
+        assert event is not None
+        stop = self._processor.stop
+        if stop is None:
+            return Finish(event.reason, event.usage, event.output_length, event.message)
+        return Finish(FinishReason.STOP, event.usage, stop.output_length, stop_string=stop.stop)
+
+
+def output_seed(seed: int, index: int) -> int:
+    """Seed of output `index` of a request: the first has the request's own, the others are unlike any neighbour's."""
+    if index == 0:
+        return seed
+    digest = blake2b(seed.to_bytes(8, "little") + index.to_bytes(8, "little"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _end_all(client: EngineClient, sequence_ids: Sequence[SequenceId]) -> None:
+    for sequence_id in sequence_ids:
+        client.end(sequence_id, FinishReason.CANCELLED)

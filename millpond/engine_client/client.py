@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from millpond.config import EngineConfig, QueueConfig
-from millpond.engine_client.admission import UNKNOWN_RETRY_AFTER, QueueLimits, predicted_wait
+from millpond.engine_client.admission import UNKNOWN_RETRY_AFTER, Backlog, QueueLimits, predicted_wait
 from millpond.engine_client.logbook import LogBook
 from millpond.engine_client.supervisor import (
     FAILED_MESSAGE,
@@ -131,6 +131,12 @@ class EngineClient:
         if self._draining:
             raise NotReady("the server is shutting down", retry_after=UNKNOWN_RETRY_AFTER)
 
+    def check_room(self, requests: int) -> None:
+        """Raises what `submit` would for so many requests of unknown length: before their prompts cost anything."""
+        self.check_open()
+        backlog = self._book.backlog()
+        self._limits.check(requests, 0, backlog, self._predicted_wait(backlog), None)
+
     def submit(self, requests: Sequence[Request]) -> list[TokenLog]:
         """Accepts all of them or none: from here on each log ends exactly once.
 
@@ -145,7 +151,7 @@ class EngineClient:
             len(requests),
             sum(len(request.prompt_ids) for request in requests),
             backlog,
-            predicted_wait(backlog, self._book.rates, self._limits.max_running),
+            self._predicted_wait(backlog),
             min(deadlines) - now if deadlines else None,
         )
         return [self._book.open(request) for request in requests]
@@ -179,6 +185,9 @@ class EngineClient:
         tick.cancel()
         await asyncio.wait([tick])
         self._tasks = []
+
+    def _predicted_wait(self, backlog: Backlog) -> float | None:
+        return predicted_wait(backlog, self._book.rates, self._limits.max_running)
 
     async def _tick(self) -> None:
         while True:

@@ -1,8 +1,8 @@
-"""A small engine process that speaks engine.messages and misbehaves on a plan. Its tokens are a function of the history.
+"""A small engine process that misbehaves on a plan. Its tokens are a function of the history alone.
 
     python scripted_engine.py PLAN_JSON FD
 
-PLAN: {"faults": {"<epoch>": [[step, kind], ...]}, "load": {"<epoch>": kind}, "poison": [[prompt id, output index], ...],
+PLAN: {"faults": {"<epoch>": [[step, kind], ...]}, "load": {"<epoch>": kind}, "poison": [[prompt id, index], ...],
 "step_seconds": s, "max_running": n, "notes": path}. `notes` gets one line per AddRequest (epoch, id, length, alone).
 """
 

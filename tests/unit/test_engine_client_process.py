@@ -73,6 +73,12 @@ async def eventually(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
+def open_descriptors() -> int:
+    """0 where the system does not list them."""
+    listing = Path("/proc/self/fd")
+    return len(list(listing.iterdir())) if listing.exists() else 0
+
+
 def assert_right(log: TokenLog) -> None:
     assert log.ids == undisturbed(log.request)
     assert log.finish is not None
@@ -310,12 +316,12 @@ async def test_stop_leaves_no_process(plan: dict[str, Any]):
 
 
 async def test_descriptors_return_to_the_baseline():
-    before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+    before = open_descriptors()
     faults = {str(epoch): [[3, "crash"]] for epoch in range(1, 5)}
     async with running({"faults": faults}) as client:
         [log] = client.submit([request(30)])
         assert_right(await ended(log))
-    after = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+    after = open_descriptors()
     assert after == before
 
 
