@@ -63,8 +63,10 @@ class ControlStrings:
 
     @classmethod
     def of(cls, vocab: Vocab) -> ControlStrings:
-        control = (token for token in range(vocab.n_tokens) if vocab.is_control(token))
-        return cls(vocab.piece(token, special=True).decode("utf-8", "replace") for token in control)
+        """Control tokens, and the unknown token: all that parse_special reads from a string and plain text hides."""
+        ids = range(vocab.n_tokens)
+        hidden = (token for token in ids if vocab.is_control(token) or not vocab.piece(token))
+        return cls(vocab.piece(token, special=True).decode("utf-8", "replace") for token in hidden)
 
     def client_spans(self, text: str, *, is_name: bool) -> list[Span]:
         """What to hide of one client string: control strings in any case, and ends that could be part of one.

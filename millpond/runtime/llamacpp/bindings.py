@@ -211,6 +211,7 @@ DECLARATIONS: tuple[Declaration, ...] = (
     Declaration("llama_vocab_get_attr", c_int, (VOCAB, TOKEN)),
     Declaration("llama_vocab_is_eog", c_bool, (VOCAB, TOKEN)),
     Declaration("llama_vocab_bos", TOKEN, (VOCAB,)),
+    Declaration("llama_vocab_eos", TOKEN, (VOCAB,)),
     Declaration("llama_vocab_get_add_bos", c_bool, (VOCAB,)),
     Declaration("llama_tokenize", c_int32, _TOKENIZE_ARGUMENTS, releases_gil=True),
     Declaration("llama_token_to_piece", c_int32, (VOCAB, TOKEN, c_void_p, c_int32, c_int32, c_bool)),
@@ -280,6 +281,7 @@ class Bindings:
     llama_vocab_get_attr: Callable[[int, int], int]
     llama_vocab_is_eog: Callable[[int, int], bool]
     llama_vocab_bos: Callable[[int], int]
+    llama_vocab_eos: Callable[[int], int]
     llama_vocab_get_add_bos: Callable[[int], bool]
     llama_tokenize: Callable[[int, bytes, int, Any, int, bool, bool], int]
     llama_token_to_piece: Callable[[int, int, Any, int, int, bool], int]

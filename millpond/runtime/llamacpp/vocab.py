@@ -40,6 +40,8 @@ class LlamaCppVocab:
         self._max_piece_bytes = max(map(len, self._special_pieces), default=1)
         bos_id = bindings.llama_vocab_bos(pointer)
         self._bos_id = bos_id if bos_id >= 0 else None
+        eos_id = bindings.llama_vocab_eos(pointer)
+        self._eos_id = eos_id if eos_id >= 0 else None
         self._adds_bos = self._bos_id is not None and bindings.llama_vocab_get_add_bos(pointer)
         template = bindings.llama_model_chat_template(model.pointer, None)
         self._chat_template = template.decode("utf-8", "replace") if template is not None else None
@@ -51,6 +53,10 @@ class LlamaCppVocab:
     @property
     def bos_id(self) -> TokenId | None:
         return self._bos_id
+
+    @property
+    def eos_id(self) -> TokenId | None:
+        return self._eos_id
 
     @property
     def adds_bos(self) -> bool:
