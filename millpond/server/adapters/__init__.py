@@ -1,0 +1,1 @@
+"""Wire <-> domain, pure: one module a dialect. No I/O, no clock, no engine."""

@@ -1,0 +1,134 @@
+"""Text completions: wire request -> GenerationPlan, deltas -> chunks or one answer. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from millpond.async_llm import OutputDelta, PromptInput, TextInput, TokenInput
+from millpond.errors import ContextLengthExceeded, InvalidParameter
+from millpond.server.adapters.logprobs import LegacyColumns, Piece
+from millpond.server.adapters.plan import Caller, GenerationPlan, build_plan, sampling_params, unsupported
+from millpond.server.adapters.reply import CollectedOutput, ReplyHead
+from millpond.server.adapters.sse import encode_json, encode_text, event
+from millpond.server.adapters.usage import PromptFinishes, extension, usage
+from millpond.server.limits import MAX_OUTPUTS
+from millpond.server.schemas.completions import CompletionRequest
+from millpond.types import FinishReason
+
+
+def completion_plan(
+    body: CompletionRequest, caller: Caller, *, n_vocab: int | None, max_model_len: int | None
+) -> GenerationPlan:
+    """Raises InvalidParameter naming the field, ContextLengthExceeded for too many ids, or UnknownModel."""
+    if body.echo:
+        raise unsupported("echo", "is not supported yet; leave the field out")
+    if body.suffix:
+        raise unsupported("suffix", "is not supported yet; leave the field out")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise unsupported("best_of", "other values than n are not supported yet; leave the field out")
+    prompts = parse_prompts(body.prompt, n_vocab=n_vocab, max_model_len=max_model_len)
+    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    params = sampling_params(body, max_tokens=max_tokens, logprobs=body.logprobs)
+    return build_plan(body, prompts, params, caller)
+
+
+def parse_prompts(prompt: Any, *, n_vocab: int | None, max_model_len: int | None) -> list[PromptInput]:
+    """A text, ids, or a list of either. Raises InvalidParameter or ContextLengthExceeded."""
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        items = cast(list[Any], prompt)
+        if len(items) > MAX_OUTPUTS:
+            raise InvalidParameter("prompt", f"at most {MAX_OUTPUTS} prompts a request, got {len(items)}")
+        return [_one_prompt(item, f"prompt[{n}]", n_vocab, max_model_len) for n, item in enumerate(items)]
+    return [_one_prompt(prompt, "prompt", n_vocab, max_model_len)]
+
+
+def _one_prompt(prompt: Any, name: str, n_vocab: int | None, max_model_len: int | None) -> PromptInput:
+    if isinstance(prompt, str):
+        if not prompt:
+            raise InvalidParameter(name, "must not be empty")
+        return TextInput(prompt)
+    if not isinstance(prompt, list):
+        raise InvalidParameter(name, "must be a text, a list of token ids, or a list of these")
+    ids = cast(list[Any], prompt)
+    if max_model_len is not None and len(ids) >= max_model_len:
+        raise ContextLengthExceeded(len(ids), max_model_len)
+    return TokenInput(check_token_ids(ids, name, n_vocab, allow_empty=False))
+
+
+def check_token_ids(ids: list[Any], name: str, n_vocab: int | None, *, allow_empty: bool) -> list[int]:
+    """Raises InvalidParameter unless every item is an id of the vocabulary (n_vocab None: not known yet)."""
+    if not ids and not allow_empty:
+        raise InvalidParameter(name, "must not be empty")
+    end = 2**31 if n_vocab is None else n_vocab
+    for place, token_id in enumerate(ids):
+        if type(token_id) is not int or not 0 <= token_id < end:
+            raise InvalidParameter(f"{name}[{place}]", f"must be a token id between 0 and {end - 1}")
+    return ids
+
+
+class CompletionDialect:
+    def __init__(self, plan: GenerationPlan, piece: Piece) -> None:
+        self._plan = plan
+        self._piece = piece
+
+    def chunk_encoder(self, head: ReplyHead) -> CompletionChunkEncoder:
+        return CompletionChunkEncoder(head, self._plan, self._piece)
+
+    def full(
+        self, head: ReplyHead, outputs: Sequence[CollectedOutput], prompts: Sequence[PromptFinishes]
+    ) -> dict[str, Any]:
+        answer = head.fields("text_completion")
+        answer["choices"] = [self._choice(index, output) for index, output in enumerate(outputs)]
+        return answer | {"usage": usage(prompts), "millpond": extension(prompts)}
+
+    def _choice(self, index: int, output: CollectedOutput) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": index, "text": "".join(output.text), "logprobs": None}
+        if self._plan.params.logprobs is not None:
+            choice["logprobs"] = LegacyColumns(self._piece).take(output.token_ids, output.logprobs)
+        if self._plan.return_token_ids:
+            choice["token_ids"] = output.token_ids
+        choice["finish_reason"] = output.finish.reason.value if output.finish else None
+        return choice
+
+
+class CompletionChunkEncoder:
+    """As ChatChunkEncoder: constant bytes are made once a request. Text completions open without an event."""
+
+    def __init__(self, head: ReplyHead, plan: GenerationPlan, piece: Piece) -> None:
+        self._fields = head.fields("text_completion")
+        self._wants_logprobs = plan.params.logprobs is not None
+        self._wants_ids = plan.return_token_ids
+        self._columns = [LegacyColumns(piece) for _ in range(plan.n_outputs)]
+        start = b"data: " + encode_json(self._fields)[:-1]
+        self._heads = [start + b',"choices":[{"index":%d,"text":' % index for index in range(plan.n_outputs)]
+        self._end = b'],"usage":null}\n\n' if plan.include_usage else b"]}\n\n"
+        self._plain_tail = b',"logprobs":null,"finish_reason":null}' + self._end
+
+    def opening(self, index: int) -> bytes:
+        return b""
+
+    def delta(self, delta: OutputDelta) -> bytes:
+        if not self._wants_logprobs and not self._wants_ids:
+            return self._heads[delta.index] + encode_text(delta.text) + self._plain_tail if delta.text else b""
+        if not delta.text and not delta.token_ids:
+            return b""
+        tail = b',"logprobs":'
+        if self._wants_logprobs:
+            tail += encode_json(self._columns[delta.index].take(delta.token_ids, delta.logprobs))
+        else:
+            tail += b"null"
+        if self._wants_ids:
+            tail += b',"token_ids":' + encode_json(delta.token_ids)
+        return self._heads[delta.index] + encode_text(delta.text) + tail + b',"finish_reason":null}' + self._end
+
+    def finish(self, index: int, reason: FinishReason) -> bytes:
+        ids = b',"token_ids":[]' if self._wants_ids else b""
+        return (
+            self._heads[index]
+            + b'"","logprobs":null%b,"finish_reason":"%b"}' % (ids, reason.value.encode())
+            + self._end
+        )
+
+    def usage(self, prompts: Sequence[PromptFinishes]) -> bytes:
+        return event(self._fields | {"choices": [], "usage": usage(prompts), "millpond": extension(prompts)})

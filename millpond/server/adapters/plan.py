@@ -1,0 +1,147 @@
+"""What a wire request comes down to, whatever its dialect: prompts, parameters, options. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+
+from millpond.async_llm import PromptInput, RequestOptions
+from millpond.errors import InvalidParameter, UnknownModel
+from millpond.sampling_params import SamplingParams
+from millpond.server.limits import MAX_OUTPUTS
+from millpond.server.schemas.common import GenerationFields
+from millpond.types import RequestId
+
+_UNSUPPORTED_EXTRAS = ("grammar", "json_schema", "structured_outputs", "guided_json", "guided_regex", "guided_grammar")
+"""Fields of other servers that constrain the output: ignoring one would answer 200 with the wrong shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """What the server knows of a request besides its body."""
+
+    request_id: str
+    key_name: str
+    """Name of the authenticated key; "" without one."""
+    default_timeout: float
+    """Seconds; 0: none. A client may ask for less, not for more."""
+    served_model: str
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationPlan:
+    prompts: Sequence[PromptInput]
+    params: SamplingParams
+    options: Sequence[RequestOptions]
+    """One for each prompt."""
+    stream: bool
+    include_usage: bool
+    return_token_ids: bool
+
+    @property
+    def n_outputs(self) -> int:
+        return sum(options.n for options in self.options)
+
+
+def build_plan(
+    fields: GenerationFields, prompts: Sequence[PromptInput], params: SamplingParams, caller: Caller
+) -> GenerationPlan:
+    """Raises InvalidParameter for n beyond the limit, UnknownModel for another model's name."""
+    check_model(fields.model, caller.served_model)
+    refuse_unsupported(fields)
+    n = fields.n or 1
+    if n * len(prompts) > MAX_OUTPUTS:
+        raise InvalidParameter("n", f"at most {MAX_OUTPUTS} outputs a request, got {n * len(prompts)}")
+    return GenerationPlan(
+        prompts=prompts,
+        params=params,
+        options=[_options(fields, caller, n, place if len(prompts) > 1 else None) for place in range(len(prompts))],
+        stream=bool(fields.stream),
+        include_usage=fields.stream_options is not None and bool(fields.stream_options.include_usage),
+        return_token_ids=bool(fields.return_token_ids),
+    )
+
+
+def _options(fields: GenerationFields, caller: Caller, n: int, place: int | None) -> RequestOptions:
+    suffix = "" if place is None else f"-{place}"
+    return RequestOptions(
+        request_id=RequestId(caller.request_id + suffix),
+        n=n,
+        stop=[fields.stop] if isinstance(fields.stop, str) else tuple(fields.stop or ()),
+        priority=fields.priority or 0,
+        namespace=namespace(caller.key_name, fields.cache_salt, fields.prompt_cache_key),
+        timeout=_timeout(fields.timeout, caller.default_timeout),
+    )
+
+
+def _timeout(asked: float | None, default: float) -> float | None:
+    if asked is None:
+        return None
+    return min(asked, default) if default > 0 else asked
+
+
+def namespace(key_name: str, cache_salt: str | None, prompt_cache_key: str | None) -> str:
+    """Two callers share prefixes only if all three are equal; JSON keeps the parts apart. "" when all are empty."""
+    parts = [key_name, cache_salt or "", prompt_cache_key or ""]
+    return msgspec.json.encode(parts).decode() if any(parts) else ""
+
+
+def check_model(name: str | None, served: str) -> None:
+    """Raises UnknownModel unless the name is the served one, empty or absent."""
+    if name and name != served:
+        raise UnknownModel(name[:200], served)
+
+
+def sampling_params(fields: GenerationFields, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    """Absent fields keep SamplingParams' defaults. Raises InvalidParameter."""
+    given: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "logprobs": logprobs,
+        "min_tokens": fields.min_tokens,
+        "temperature": fields.temperature,
+        "top_k": fields.top_k,
+        "top_p": fields.top_p,
+        "min_p": fields.min_p,
+        "seed": fields.seed,
+        "presence_penalty": fields.presence_penalty,
+        "frequency_penalty": fields.frequency_penalty,
+        "repetition_penalty": fields.repeat_penalty if fields.repetition_penalty is None else fields.repetition_penalty,
+        "ignore_eos": fields.ignore_eos,
+        "logit_bias": None if fields.logit_bias is None else _logit_bias(fields.logit_bias),
+        "stop_token_ids": None if fields.stop_token_ids is None else tuple(fields.stop_token_ids),
+    }
+    params = SamplingParams(**{name: value for name, value in given.items() if value is not None})
+    if params.max_tokens is not None and params.min_tokens > params.max_tokens:
+        raise InvalidParameter("min_tokens", f"must not exceed max_tokens ({params.max_tokens})")
+    return params
+
+
+def _logit_bias(bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    entries: dict[int, float] = {}
+    for key, value in bias.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 10):
+            raise InvalidParameter("logit_bias", f"keys must be token ids, got {key[:50]!r}")
+        if int(key) in entries:
+            raise InvalidParameter("logit_bias", f"token id {int(key)} is named twice")
+        entries[int(key)] = value
+    return tuple(entries.items())
+
+
+def refuse_unsupported(fields: GenerationFields) -> None:
+    """Fails closed on what would change the output and is not built yet."""
+    extras = fields.model_extra or {}
+    for name in _UNSUPPORTED_EXTRAS:
+        if extras.get(name) is not None:
+            raise unsupported(name, "constrained output is not supported yet; leave the field out")
+    if fields.response_format is not None and fields.response_format.get("type") != "text":
+        raise unsupported("response_format", "only {'type': 'text'} is supported yet; leave the field out")
+    modalities = extras.get("modalities")
+    if isinstance(modalities, list) and any(kind != "text" for kind in cast(list[Any], modalities)):
+        raise unsupported("modalities", "only text is supported")
+
+
+def unsupported(field: str, what: str) -> InvalidParameter:
+    return InvalidParameter(field, what)

@@ -1,0 +1,57 @@
+"""How much a client may send, and how slowly. Knows ASGI messages; not what is in a body."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from starlette.types import Message, Receive
+
+from millpond.errors import CallerError, PayloadTooLarge
+
+MAX_HEAD_BYTES = 64 * 1024
+"""Request line and headers together."""
+MAX_DISCARDED_BYTES = 64 * 1024 * 1024
+"""Body bytes still read, and thrown away, after an early answer; then the connection is cut."""
+MAX_PIPELINED = 16
+"""Requests waiting behind the one that is answered, on one connection."""
+MAX_OUTPUTS = 128
+"""Outputs of one request: prompts x n."""
+MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 4096
+MAX_NAME_LENGTH = 512
+"""cache_salt and prompt_cache_key, in characters."""
+
+
+async def read_body(
+    headers: Iterable[tuple[bytes, bytes]], receive: Receive, *, max_bytes: int, timeout: float
+) -> bytes | None:
+    """The whole body, or None when the client left.
+
+    Raises PayloadTooLarge as soon as the announced or the received size says so, and CallerError when nothing
+    arrives for `timeout` seconds.
+    """
+    for name, value in headers:
+        if name == b"content-length" and int(value) > max_bytes:
+            raise PayloadTooLarge(max_bytes)
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await _next_message(receive, timeout)
+        if message["type"] == "http.disconnect":
+            return None
+        part: bytes = message.get("body", b"")
+        size += len(part)
+        if size > max_bytes:
+            raise PayloadTooLarge(max_bytes)
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def _next_message(receive: Receive, timeout: float) -> Message:
+    try:
+        async with asyncio.timeout(timeout):
+            return await receive()
+    except TimeoutError:
+        raise CallerError("the request body stopped arriving", code="request_timeout") from None

@@ -1,0 +1,144 @@
+"""uvicorn's HTTP/1 protocol with our bounds: heads, pipelines, readers that stop reading, JSON for malformed requests.
+
+Knows one connection; no app. Overrides only methods that uvicorn calls on its protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from millpond.server.errors import WireError, error_body
+from millpond.server.limits import MAX_DISCARDED_BYTES, MAX_HEAD_BYTES, MAX_PIPELINED
+
+WRITE_HIGH_WATER = 64 * 1024
+"""Bytes kept for a client that does not read, besides the kernel's; then its answer waits."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """`client_timeout` (seconds) comes from protocol_class()."""
+
+    client_timeout = 60.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=WRITE_HIGH_WATER)
+        self._head_bytes = 0
+        self._in_head = True
+        self._discarded = 0
+        self._unread = 0
+        self._running: RequestResponseCycle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._head_timer: asyncio.TimerHandle | None = self.loop.call_later(self.client_timeout, self._head_late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._write_timer, self._head_timer):
+            if timer is not None:
+                timer.cancel()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+        self.pipeline.clear()
+        super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        """uvicorn tells only the newest request of a pipeline that its client left; the running one needs to know."""
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES + len(data):
+                self._refuse(WireError(431, "the request head is too large", "invalid_request_error"))
+                return
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        self._in_head = True
+        self._head_bytes = 0
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.client_timeout, self._head_late)
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        super().on_headers_complete()
+        if len(self.pipeline) > MAX_PIPELINED:
+            self.transport.abort()
+        elif self.pipeline:
+            self.flow.resume_reading()  # else a client that leaves would not be noticed
+
+    def on_body(self, body: bytes) -> None:
+        if self.cycle.response_complete:
+            self._discarded += len(body)
+            if self._discarded > MAX_DISCARDED_BYTES:
+                self.transport.abort()
+        super().on_body(body)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch_writes()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._watch_writes()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_writes()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._unwatch_writes()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(WireError(400, msg, "invalid_request_error", None, "malformed_http"))
+
+    def _refuse(self, error: WireError) -> None:
+        body = error_body(error)
+        reason = b"Bad Request" if error.status == 400 else b"Request Header Fields Too Large"
+        self.transport.write(
+            b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
+            % (error.status, reason, len(body), body)
+        )
+        self.transport.close()
+
+    def _head_late(self) -> None:
+        self._head_timer = None
+        self.transport.abort()
+
+    def _watch_writes(self) -> None:
+        self._unwatch_writes()
+        self._unread = self.transport.get_write_buffer_size()
+        if self._unread:
+            self._write_timer = self.loop.call_later(self.client_timeout, self._check_writes)
+
+    def _unwatch_writes(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _check_writes(self) -> None:
+        """Cuts a connection whose client took nothing since the timer was set, while nothing new was written."""
+        if not (self.flow.write_paused or self.transport.is_closing()):
+            return
+        if self.transport.get_write_buffer_size() >= self._unread:
+            self.transport.abort()
+        else:
+            self._watch_writes()
+
+
+def protocol_class(client_timeout: float) -> type[BoundedProtocol]:
+    """The protocol with a server's own setting; uvicorn takes a class, not an instance."""
+    return cast(type[BoundedProtocol], type("Protocol", (BoundedProtocol,), _attributes(client_timeout)))
+
+
+def _attributes(client_timeout: float) -> dict[str, Any]:
+    return {"client_timeout": client_timeout}

@@ -1,0 +1,1 @@
+"""One module a group of paths: each makes a router over a ServerContext."""

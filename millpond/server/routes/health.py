@@ -1,0 +1,40 @@
+"""/health (the process answers), /ready (work would run), /version and /. Knows EngineStatus; runs no engine call."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from millpond import __version__
+from millpond.server.context import ServerContext
+from millpond.server.openapi import operation
+from millpond.server.routes.requests import json_response
+
+
+def health_router(context: ServerContext) -> APIRouter:
+    router = APIRouter()
+
+    async def health() -> Response:
+        return json_response({"status": "ok"})
+
+    async def ready() -> Response:
+        status = context.engine.status
+        state = "draining" if context.exchanges.draining else status.state
+        body = {"status": state, "reason": "" if state == "ready" else status.detail or state}
+        if state == "ready":
+            return json_response(body)
+        return json_response(body, 503, {"Retry-After": "1"})
+
+    async def version() -> Response:
+        info = context.info
+        return json_response({"version": __version__, "library": None if info is None else info.model.library})
+
+    async def root() -> Response:
+        return json_response({"name": "millpond", "version": __version__, "model": context.model_name})
+
+    methods = ["GET", "HEAD"]
+    router.add_api_route("/health", health, methods=methods, openapi_extra=operation("Health"))
+    router.add_api_route("/ready", ready, methods=methods, openapi_extra=operation("Readiness", readiness=True))
+    router.add_api_route("/version", version, methods=methods, openapi_extra=operation("Version"))
+    router.add_api_route("/", root, methods=methods, openapi_extra=operation("Root"))
+    return router

@@ -1,0 +1,35 @@
+"""Body of POST /v1/chat/completions. Knows the message shapes; not how a template renders them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from millpond.sampling_params import MAX_TOP_LOGPROBS
+from millpond.server.schemas.common import GenerationFields, TokenCount, WireModel
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
+class ContentPart(WireModel):
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(WireModel):
+    role: Role
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+
+class ChatRequest(GenerationFields):
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: TokenCount | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None

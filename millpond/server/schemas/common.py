@@ -1,0 +1,64 @@
+"""Fields that chat and text completions share. Knows JSON types and ranges; not what the values do.
+
+Strict types (the string "5" is no number), unknown fields accepted, null is absent.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from millpond.sampling_params import MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_TOKEN_IDS
+from millpond.server.limits import MAX_NAME_LENGTH, MAX_OUTPUTS, MAX_STOP_LENGTH, MAX_STOP_STRINGS
+
+INT32_MAX = 2**31 - 1
+UINT64_MAX = 2**64 - 1
+
+TokenCount = Annotated[int, Field(ge=1, le=INT32_MAX)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+StopList = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)]
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+RepetitionPenalty = Annotated[float, Field(ge=0.01, le=100.0)]
+Name = Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
+TokenIdField = Annotated[int, Field(ge=0, le=INT32_MAX)]
+
+
+class WireModel(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+
+class StreamOptions(WireModel):
+    include_usage: bool | None = None
+
+
+class GenerationFields(WireModel):
+    model: str | None = None
+    max_tokens: TokenCount | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_OUTPUTS)] | None = None
+    stop: StopString | StopList | None = None
+    stop_token_ids: Annotated[list[TokenIdField], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    temperature: Annotated[float, Field(ge=0.0, le=100.0)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    top_p: Fraction | None = None
+    min_p: Fraction | None = None
+    seed: Annotated[int, Field(ge=0, le=UINT64_MAX)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    repeat_penalty: RepetitionPenalty | None = None
+    logit_bias: (
+        Annotated[dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]], Field(max_length=MAX_LOGIT_BIAS_ENTRIES)]
+        | None
+    ) = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=INT32_MAX)] | None = None
+    cache_salt: Name | None = None
+    prompt_cache_key: Name | None = None
+    timeout: Annotated[float, Field(gt=0.0, le=1e9)] | None = None
+    response_format: dict[str, Any] | None = None
