@@ -51,6 +51,7 @@ class EngineConfig:
     growth_watermark: float = setting(
         0.05, "share of the pool kept free for growth when a request is admitted", minimum=0, maximum=0.9
     )
+    instance: str = setting("", "names the server process; its parked files on disk are under this", internal=True)
     fault_plan: str = setting("", "faults to inject, for tests only", internal=True)
 
 

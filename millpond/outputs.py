@@ -17,6 +17,12 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class SampledToken:
+    token_id: TokenId
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TokenEvent:
     sequence_id: SequenceId
     output_index: int

@@ -215,8 +215,13 @@ class KVCacheManager:
         """The sequence runs again or ended: its spans are ordinary prefixes from here on."""
         pins, handle.pins = handle.pins, []
         for key in pins:
-            if self.stored.unpin(key):
-                self._ops.append(SetKind(key, SpanKind.PREFIX) if self._reuse else Discard(key))
+            if not self.stored.unpin(key):
+                continue
+            if self._reuse:
+                self._ops.append(SetKind(key, SpanKind.PREFIX))
+            else:
+                self.stored.remove(key)
+                self._ops.append(Discard(key))
 
     def close(self, handle: CacheHandle, *, keep: bool) -> None:
         """The sequence ended. `keep`: what it holds (committed) may serve others as an idle prefix."""

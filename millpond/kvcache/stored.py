@@ -15,6 +15,10 @@ from millpond.kvcache.radix_tree import common_length
 from millpond.types import TokenId
 
 
+MIN_PARTIAL_TOKENS = 16
+"""A span that is wanted only in part is not moved for less."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoredMatch:
     """Restoring `key` and keeping [0, end) brings the slot to `end`."""
@@ -82,7 +86,8 @@ class StoredIndex:
         best: StoredMatch | None = None
         for key, page in self._children.get(history.digest_at(start), {}).items():
             common = common_length(page.tokens, history.token_ids, start, limit)
-            if common and (best is None or start + common > best.end):
+            whole = start + common == key.end
+            if (whole or common >= MIN_PARTIAL_TOKENS) and (best is None or start + common > best.end):
                 best = StoredMatch(key, start + common)
         return best
 
@@ -91,7 +96,7 @@ class StoredIndex:
         best: StoredMatch | None = None
         for key, page in self._children.get(history.digest_at(0), {}).items():
             common = common_length(page.tokens, history.token_ids, 0, limit)
-            usable = common == key.end or (can_cut and common > 0)
+            usable = common == key.end or (can_cut and common >= MIN_PARTIAL_TOKENS)
             if usable and (best is None or common > best.end):
                 best = StoredMatch(key, common)
         return best

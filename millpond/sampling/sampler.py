@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millpond.errors import RuntimeFailure
-from millpond.outputs import TokenLogprobs
+from millpond.outputs import SampledToken
 from millpond.request import Request
 from millpond.runtime.base import CandidateFilter, Candidates, Logits
 from millpond.sampling.draw import uniform
@@ -24,12 +23,6 @@ from millpond.types import TokenId
 
 GREEDY_BELOW = 1e-6
 """Temperatures under this are greedy: dividing logits by them leaves float32's range."""
-
-
-@dataclass(frozen=True, slots=True)
-class SampledToken:
-    token_id: TokenId
-    logprobs: TokenLogprobs | None
 
 
 class SamplerFactory:

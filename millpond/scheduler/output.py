@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from millpond.kvcache.ops import KVOp
 from millpond.kvcache.payload import SpanKey
-from millpond.outputs import FinishEvent, StatusEvent, TokenEvent, TokenLogprobs
+from millpond.outputs import FinishEvent, SampledToken, StatusEvent, TokenEvent
 from millpond.types import SequenceId, SlotId, TokenId
 
 
@@ -21,6 +21,8 @@ class ScheduledRows:
     token_ids: Sequence[TokenId]
     samples: bool
     """The last row brings the sequence up to date: sample its next token."""
+    output_ids: Sequence[TokenId]
+    """Output so far, for the sampler; a view that must not be changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +36,6 @@ class SchedulerOutput:
     statuses: Sequence[StatusEvent]
     finished: Sequence[FinishEvent]
     """Ended before the step: deadlines and aborts."""
-
-
-@dataclass(frozen=True, slots=True)
-class SampledToken:
-    token_id: TokenId
-    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,7 +182,7 @@ class Scheduler:
         return sorted([*resumable, *startable], key=lambda seq: -seq.request.priority)
 
     def _catch_up(self, budget: StepBudget, now: float) -> None:
-        behind = [seq for seq in self._eligible() if seq.behind > 1]
+        behind = [seq for seq in self._eligible() if seq.id not in self._rows]
         behind.sort(key=lambda seq: (-seq.request.priority, seq.order))
         for sequence in behind:
             if sequence.status is not SequenceStatus.RUNNING or self._try_restore(sequence, budget):
@@ -340,7 +340,8 @@ class Scheduler:
         """Brings saved spans back, as many as the step has time for, one at least."""
         restored = 0
         while (match := self._manager.next_stored(sequence.handle, sequence.num_tokens - 1)) is not None:
-            tokens = match.end - self._manager.length(sequence.handle)
+            # All of the span comes in before it is cut to the part that is wanted.
+            tokens = match.key.end - self._manager.length(sequence.handle)
             cost = tokens * self.restore_cost.ms_per_token
             if (restored and budget.left_ms < cost) or not self._try_obtain(tokens, keep=sequence):
                 break
@@ -368,7 +369,7 @@ class Scheduler:
         self._manager.grow(sequence.handle, rows)
         tokens = sequence.handle.history.token_ids[start : start + rows]
         samples = start + rows == sequence.num_tokens
-        self._rows[sequence.id] = ScheduledRows(sequence.id, slot, start, tokens, samples)
+        self._rows[sequence.id] = ScheduledRows(sequence.id, slot, start, tokens, samples, sequence.output_ids)
 
     # -- results ---------------------------------------------------------------------------------------------------
 

@@ -130,6 +130,11 @@ def metadata(model: LoadedModel, key: str) -> str | None:
         size = length + 1
 
 
+def n_ctx_train(model: LoadedModel) -> int:
+    """The context length that the model was trained for, in tokens."""
+    return model.library.bindings.llama_model_n_ctx_train(model.pointer)
+
+
 def read_model_info(model: LoadedModel, *, digest: str, n_vocab: int, kv_bytes_per_token: int) -> ModelInfo:
     bindings, pointer = model.library.bindings, model.pointer
     buffer = ctypes.create_string_buffer(_TEXT_BYTES)
@@ -140,7 +145,7 @@ def read_model_info(model: LoadedModel, *, digest: str, n_vocab: int, kv_bytes_p
         description=buffer.value.decode("utf-8", "replace"),
         digest=digest,
         n_vocab=n_vocab,
-        n_ctx_train=bindings.llama_model_n_ctx_train(pointer),
+        n_ctx_train=n_ctx_train(model),
         n_layer=bindings.llama_model_n_layer(pointer),
         n_params=bindings.llama_model_n_params(pointer),
         size_bytes=bindings.llama_model_size(pointer),

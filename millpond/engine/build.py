@@ -1,0 +1,138 @@
+"""From settings to a ready EngineCore: the pool's size, its layout, its tiers. Knows every engine class; no channel."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from millpond.config import EngineConfig
+from millpond.engine.core import EngineCore
+from millpond.engine.kv_executor import KVExecutor
+from millpond.engine.model_runner import ModelRunner
+from millpond.errors import ConfigError
+from millpond.kvcache.manager import KVCacheManager
+from millpond.kvcache.naive import NaiveIndex
+from millpond.kvcache.payload import StateIdentity
+from millpond.kvcache.radix_tree import RadixTree
+from millpond.kvcache.spans import PagedSpans, WholeSpans
+from millpond.kvcache.stored import StoredIndex
+from millpond.outputs import EngineInfo
+from millpond.runtime.base import ContextLimits, ContextParams, Runtime
+from millpond.sampling.sampler import SamplerFactory
+from millpond.scheduler.scheduler import Scheduler, SchedulerConfig
+from millpond.spill.disk import DiskTier
+from millpond.spill.ram import RamTier
+from millpond.spill.store import SpillStore
+from millpond.types import MemoryKind
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_CELLS = 8192
+MAX_SLOTS = 255
+"""llama.cpp takes 256 sequence ids in all; one is the runtime's scratch."""
+EXTRA_SLOTS = 16
+"""Slots for idle prefixes beside the running and the parked."""
+MIB = 1024 * 1024
+
+
+def context_params(config: EngineConfig, *, n_ctx_train: int, memory_kind: MemoryKind) -> ContextParams:
+    """Resolves "auto" for the context. Raises ConfigError for settings that contradict each other."""
+    if config.exact:
+        max_len = config.max_model_len or min(n_ctx_train, (config.kv_cells or DEFAULT_CELLS) // config.max_running)
+        n_slots, n_cells = config.max_running, max_len * config.max_running
+    elif memory_kind is MemoryKind.ATTENTION:
+        n_slots = min(MAX_SLOTS, 2 * config.max_running + EXTRA_SLOTS)
+        n_cells = config.kv_cells or min(n_ctx_train, DEFAULT_CELLS)
+    else:
+        n_slots, n_cells = config.max_running, config.kv_cells or min(n_ctx_train, DEFAULT_CELLS)
+    return ContextParams(
+        n_cells=n_cells,
+        n_slots=n_slots,
+        threads=config.threads or 0,
+        unified=not config.exact,
+        kv_type_k=config.kv_type_k,
+        kv_type_v=config.kv_type_v,
+    )
+
+
+def build_core(runtime: Runtime, config: EngineConfig, clock: Callable[[], float]) -> EngineCore:
+    """`clock`: monotonic seconds. Raises ConfigError when max_model_len does not fit the pool."""
+    limits = runtime.limits
+    info = _engine_info(runtime, config)
+    identity = _identity(runtime, config)
+    store = _spill_store(config, identity)
+    stored = StoredIndex()
+    for key in store.held_keys():
+        stored.add(key)
+    attention = runtime.model.memory_kind is MemoryKind.ATTENTION
+    shares = config.prefix_cache and attention
+    if config.prefix_cache and not attention:
+        logger.warning("prefix reuse is off: %s models are served without it", runtime.model.memory_kind.value)
+    layout = PagedSpans() if limits.can_copy_ranges else WholeSpans(can_cut=limits.can_trim)
+    index = RadixTree() if limits.can_copy_ranges and shares else NaiveIndex()
+    manager = KVCacheManager(limits.n_cells, limits.n_slots, index, layout, stored, reuse=shares)
+    scheduler_config = _scheduler_config(config, limits, identity, shares=shares)
+    scheduler = Scheduler(scheduler_config, manager, runtime.vocab.eog_ids)
+    samplers = SamplerFactory(runtime.model.n_vocab, runtime.vocab.eog_ids, runtime.candidates)
+    executor = KVExecutor(runtime, store, clock)
+    runner = ModelRunner(runtime, samplers, clock)
+    return EngineCore(info, scheduler, executor, runner, clock)
+
+
+def _engine_info(runtime: Runtime, config: EngineConfig) -> EngineInfo:
+    limits = runtime.limits
+    longest = limits.cells_per_slot
+    wanted = config.max_model_len or min(longest, runtime.model.n_ctx_train or longest)
+    if wanted > longest:
+        raise ConfigError("max_model_len", f"{wanted} tokens do not fit: a sequence can have {longest} KV cells")
+    return EngineInfo(
+        model=runtime.model,
+        n_cells=limits.n_cells,
+        n_slots=limits.n_slots,
+        max_running=min(config.max_running, limits.n_slots),
+        max_model_len=wanted,
+        unified=limits.unified,
+    )
+
+
+def _identity(runtime: Runtime, config: EngineConfig) -> StateIdentity:
+    layout = "unified" if runtime.limits.unified else "streams"
+    return StateIdentity(
+        model_digest=runtime.model.digest,
+        library=runtime.model.library,
+        kv_type_k=config.kv_type_k,
+        kv_type_v=config.kv_type_v,
+        layout=f"{layout}/{runtime.model.memory_kind.value}",
+    )
+
+
+def _spill_store(config: EngineConfig, identity: StateIdentity) -> SpillStore:
+    tiers: list[RamTier | DiskTier] = []
+    if config.spill_ram:
+        tiers.append(RamTier(config.spill_ram * MIB))
+    if config.spill_dir:
+        tiers.append(DiskTier(Path(config.spill_dir), config.spill_disk * MIB, identity, config.instance))
+    return SpillStore(tiers)
+
+
+def _scheduler_config(
+    config: EngineConfig, limits: ContextLimits, identity: StateIdentity, *, shares: bool
+) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_running=min(config.max_running, limits.n_slots),
+        max_rows=limits.n_batch,
+        max_step_ms=config.max_step_ms,
+        growth_cells=min(int(limits.n_cells * config.growth_watermark), limits.n_cells // 4),
+        cache_cells=config.cache_cells,
+        quantum=config.quantum,
+        identity=identity,
+        share_prefixes=shares,
+        can_cut=limits.can_trim,
+    )
+
+
+def resolved(config: EngineConfig, info: EngineInfo) -> EngineConfig:
+    """The settings with every "auto" replaced, for the log line at start."""
+    return replace(config, kv_cells=info.n_cells, max_model_len=info.max_model_len)

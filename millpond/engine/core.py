@@ -1,0 +1,94 @@
+"""One step of the engine: plan, move, run, sample, settle. Knows who does each; does none of it, and no I/O.
+
+The same object runs in the engine process and in tests and scripts, step by step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from millpond.engine.kv_executor import KVExecutor
+from millpond.engine.model_runner import ModelRunner
+from millpond.errors import CallerError
+from millpond.outputs import EngineInfo, FinishEvent, StatusEvent, StepStats, TokenEvent
+from millpond.request import Request
+from millpond.scheduler.output import ScheduledRows
+from millpond.scheduler.scheduler import Scheduler
+from millpond.types import FinishReason, SequenceId, TokenId
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    tokens: list[TokenEvent]
+    finished: list[FinishEvent]
+    statuses: list[StatusEvent]
+    stats: StepStats
+    progressed: bool
+    """False: nothing could be done now; do not spin."""
+
+
+def _nothing() -> None:
+    pass
+
+
+class EngineCore:
+    """`clock` in seconds, monotonic; the one requests' arrivals and deadlines are on."""
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        scheduler: Scheduler,
+        executor: KVExecutor,
+        runner: ModelRunner,
+        clock: Callable[[], float],
+    ) -> None:
+        self.info = info
+        self.scheduler = scheduler
+        self._executor = executor
+        self._runner = runner
+        self._clock = clock
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def add(
+        self,
+        sequence_id: SequenceId,
+        request: Request,
+        output_ids: Sequence[TokenId] = (),
+        *,
+        quarantine: bool = False,
+    ) -> None:
+        """A request that this model cannot sample for ends with ERROR in the next step; it never raises."""
+        self.scheduler.add(sequence_id, request, output_ids, quarantine=quarantine)
+        try:
+            self._runner.add(sequence_id, request)
+        except CallerError as error:
+            self.scheduler.end(sequence_id, FinishReason.ERROR, str(error))
+
+    def end(self, sequence_id: SequenceId, reason: FinishReason) -> None:
+        self.scheduler.end(sequence_id, reason)
+
+    def step(
+        self,
+        before_decode: Callable[[Sequence[ScheduledRows]], None] | None = None,
+        after_decode: Callable[[], None] = _nothing,
+    ) -> StepResult:
+        """`before_decode` hears whose rows are about to run; `after_decode` may call end() for what just arrived."""
+        began = self._clock()
+        plan = self.scheduler.schedule(began)
+        scheduled = self._clock()
+        moved = self._executor.apply(plan.ops)
+        rows = [row for row in plan.rows if row.slot not in moved.failed_slots]
+        if before_decode is not None and rows:
+            before_decode(rows)
+        ran = self._runner.run(rows, after_decode)
+        outcome = self.scheduler.update(ran, moved, self._clock())
+        finished = [*plan.finished, *outcome.finished]
+        for event in finished:
+            self._runner.remove(event.sequence_id)
+        stats = self.scheduler.stats(ran, moved, (scheduled - began) * 1e3)
+        progressed = bool(plan.ops or rows or finished)
+        return StepResult(outcome.tokens, finished, [*plan.statuses, *outcome.statuses], stats, progressed)

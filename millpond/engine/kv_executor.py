@@ -1,0 +1,137 @@
+"""Performs KVOps on the runtime and the spill store, in order. Decides nothing; failures come back as values."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from millpond.errors import RuntimeFailure
+from millpond.kvcache.ops import Copy, Discard, Drop, KVOp, Merge, Restore, Save, SetKind, Trim
+from millpond.kvcache.payload import SpanKey
+from millpond.runtime.base import Runtime
+from millpond.scheduler.output import OpResults
+from millpond.spill.store import SpillStore
+from millpond.types import SlotId
+
+logger = logging.getLogger(__name__)
+
+
+class _Tally:
+    """What one call of apply() did so far."""
+
+    def __init__(self) -> None:
+        self.saved: list[SpanKey] = []
+        self.lost: list[SpanKey] = []
+        self.failed: set[SlotId] = set()
+        self.saved_tokens = self.restored_tokens = 0
+        self.saved_bytes = self.restored_bytes = 0
+        self.save_ms = self.restore_ms = 0.0
+
+
+class KVExecutor:
+    """`clock` in seconds, monotonic."""
+
+    def __init__(self, runtime: Runtime, store: SpillStore, clock: Callable[[], float]) -> None:
+        self._runtime = runtime
+        self._store = store
+        self._clock = clock
+        self._bytes_per_token = runtime.model.kv_bytes_per_token
+
+    def apply(self, ops: Sequence[KVOp]) -> OpResults:
+        """A slot whose op failed is named in failed_slots, and the later ops on it are left out."""
+        if not ops:
+            return OpResults(lost=self._store.take_lost())
+        began = self._clock()
+        tally = _Tally()
+        for op in ops:
+            self._perform(op, tally)
+        return OpResults(
+            saved=tally.saved,
+            lost=[*tally.lost, *self._store.take_lost()],
+            failed_slots=frozenset(tally.failed),
+            saved_tokens=tally.saved_tokens,
+            restored_tokens=tally.restored_tokens,
+            saved_bytes=tally.saved_bytes,
+            restored_bytes=tally.restored_bytes,
+            save_ms=tally.save_ms,
+            restore_ms=tally.restore_ms,
+            ms=(self._clock() - began) * 1e3,
+        )
+
+    def _perform(self, op: KVOp, tally: _Tally) -> None:
+        match op:
+            case Save():
+                self._save(op, tally)
+            case Restore():
+                self._restore(op, tally)
+            case SetKind():
+                self._store.set_kind(op.key, op.kind)
+            case Discard():
+                self._store.discard(op.key)
+            case Copy() | Merge():
+                if op.target not in tally.failed and op.source not in tally.failed:
+                    self._move(op, op.target, tally)
+                else:
+                    self._fail(op.target, tally)
+            case Trim() | Drop():
+                self._move(op, op.slot, tally)
+
+    def _move(self, op: Copy | Merge | Trim | Drop, slot: SlotId, tally: _Tally) -> None:
+        try:
+            match op:
+                case Copy():
+                    self._runtime.copy(op.source, op.target, op.end)
+                case Merge():
+                    self._runtime.merge(op.source, op.target, op.start, op.end)
+                case Trim():
+                    self._runtime.trim(op.slot, op.end)
+                case Drop():
+                    self._runtime.drop(op.slot)
+                    tally.failed.discard(slot)
+        except RuntimeFailure as error:
+            logger.warning("%s failed: %s", op, error)
+            self._fail(slot, tally)
+
+    def _fail(self, slot: SlotId, tally: _Tally) -> None:
+        """An empty slot is a state that everyone can agree on."""
+        tally.failed.add(slot)
+        self._runtime.drop(slot)
+
+    def _save(self, op: Save, tally: _Tally) -> None:
+        tokens = op.key.end - op.key.start
+        if op.slot in tally.failed or not self._store.can_take(tokens * self._bytes_per_token, op.kind):
+            return
+        began = self._clock()
+        try:
+            data = self._runtime.save(op.slot, op.key.start, op.key.end)
+        except RuntimeFailure as error:
+            logger.warning("%s failed: %s", op, error)
+            return
+        if self._store.put(op.key, op.kind, data):
+            tally.saved.append(op.key)
+            tally.saved_bytes += len(data)
+        tally.saved_tokens += tokens
+        tally.save_ms += (self._clock() - began) * 1e3
+
+    def _restore(self, op: Restore, tally: _Tally) -> None:
+        if op.slot in tally.failed:
+            return
+        began = self._clock()
+        data = self._store.get(op.key)
+        if data is None:
+            tally.failed.add(op.slot)
+            tally.lost.append(op.key)
+            return
+        try:
+            self._runtime.restore(op.slot, op.key.start, op.key.end, data)
+            if op.end < op.key.end:
+                self._runtime.trim(op.slot, op.end)
+        except RuntimeFailure as error:
+            logger.warning("%s failed: %s", op, error)
+            self._store.discard(op.key)
+            tally.failed.add(op.slot)
+            tally.lost.append(op.key)
+            return
+        tally.restored_tokens += op.key.end - op.key.start
+        tally.restored_bytes += len(data)
+        tally.restore_ms += (self._clock() - began) * 1e3

@@ -1,0 +1,79 @@
+"""Builds one batch from the scheduled rows, decodes it and samples. Knows rows and samplers; no plan and no cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+
+import numpy as np
+
+from millpond.errors import DecodeFailed, InvalidBatch, KVExhausted, RuntimeFailure
+from millpond.outputs import SampledToken
+from millpond.request import Request
+from millpond.runtime.base import Batch, Runtime
+from millpond.sampling.sampler import Sampler, SamplerFactory
+from millpond.scheduler.output import DecodeFailure, RunnerOutput, ScheduledRows
+from millpond.types import SequenceId
+
+NOTHING_RUN = RunnerOutput()
+
+
+class ModelRunner:
+    """`clock` in seconds, monotonic."""
+
+    def __init__(self, runtime: Runtime, samplers: SamplerFactory, clock: Callable[[], float]) -> None:
+        self._runtime = runtime
+        self._factory = samplers
+        self._clock = clock
+        self._samplers: dict[SequenceId, Sampler] = {}
+
+    def add(self, sequence_id: SequenceId, request: Request) -> None:
+        """Raises InvalidParameter if the request names ids that the model does not have."""
+        self._samplers[sequence_id] = self._factory.create(request)
+
+    def remove(self, sequence_id: SequenceId) -> None:
+        self._samplers.pop(sequence_id, None)
+
+    def run(self, rows: Sequence[ScheduledRows], before_sampling: Callable[[], None]) -> RunnerOutput:
+        """`before_sampling` is called once the model is done, while the clock of the step still runs."""
+        if not rows:
+            before_sampling()
+            return NOTHING_RUN
+        began = self._clock()
+        try:
+            self._runtime.decode(_batch_of(rows))
+        except KVExhausted as error:
+            return RunnerOutput(failure=DecodeFailure(True, str(error)))
+        except (DecodeFailed, InvalidBatch) as error:
+            return RunnerOutput(failure=DecodeFailure(False, str(error)))
+        decoded = self._clock()
+        before_sampling()
+        tokens: dict[SequenceId, SampledToken] = {}
+        errors: dict[SequenceId, str] = {}
+        row = -1
+        for scheduled in rows:
+            row += len(scheduled.token_ids)
+            if not scheduled.samples:
+                continue
+            try:
+                sampler = self._samplers[scheduled.sequence_id]
+                tokens[scheduled.sequence_id] = sampler.sample(self._runtime.logits(row), scheduled.output_ids)
+            except RuntimeFailure as error:
+                errors[scheduled.sequence_id] = str(error)
+        sampled = self._clock()
+        return RunnerOutput(tokens, errors, None, (decoded - began) * 1e3, (sampled - decoded) * 1e3)
+
+
+def _batch_of(rows: Sequence[ScheduledRows]) -> Batch:
+    counts = [len(scheduled.token_ids) for scheduled in rows]
+    total = sum(counts)
+    tokens = np.fromiter(chain.from_iterable(scheduled.token_ids for scheduled in rows), np.int32, total)
+    slots = np.repeat(np.fromiter((scheduled.slot for scheduled in rows), np.int32, len(rows)), counts)
+    wants = np.zeros(total, np.bool_)
+    positions = np.empty(total, np.int32)
+    begin = 0
+    for scheduled, count in zip(rows, counts, strict=True):
+        positions[begin : begin + count] = np.arange(scheduled.start, scheduled.start + count, dtype=np.int32)
+        begin += count
+        wants[begin - 1] = scheduled.samples
+    return Batch(tokens, positions, slots, wants)

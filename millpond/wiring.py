@@ -1,0 +1,220 @@
+"""The only place that knows every class: builds the server process and, run as a module, the engine process.
+
+python -m millpond.wiring FD      the engine child; FD is its end of the channel
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from millpond.config import Config, EngineConfig
+
+if TYPE_CHECKING:
+    from millpond.async_llm import AsyncLLM
+    from millpond.engine.core import EngineCore
+    from millpond.engine.messages import Load
+    from millpond.engine_client.supervisor import EngineCommand
+    from millpond.models import ResolvedModel
+    from millpond.runtime.base import Runtime
+
+logger = logging.getLogger("millpond")
+
+_PR_SET_PDEATHSIG = 1
+_ENGINE_OOM_SCORE = 500
+"""The kernel takes the engine before the server: the server brings it back and nothing is lost."""
+
+
+# -- server process ----------------------------------------------------------------------------------------------------
+
+
+def serve(config: Config, model: ResolvedModel) -> int:
+    """`millpond serve`: returns when drained. Raises SetupError."""
+    configure_logging(config.server.log_level)
+    runner = asyncio.Runner(loop_factory=_loop_factory())
+    with runner:
+        return runner.run(_serve(config, model))
+
+
+async def _serve(config: Config, model: ResolvedModel) -> int:
+    from millpond.server.app import create_app
+    from millpond.server.lifecycle import serve_app
+
+    engine = engine_config(config.engine, model)
+    with _parked_files(engine):
+        llm = build_async_llm(config, engine, model)
+        name = config.server.model_name or model.name
+        app = create_app(llm, config.server, config.queue, name, time.time)
+        llm.start()
+        announcing = asyncio.create_task(_announce(llm, engine))
+        draining: list[asyncio.Task[None]] = []
+
+        def drain() -> None:
+            draining.append(asyncio.create_task(llm.drain(config.server.drain_timeout)))
+
+        try:
+            await serve_app(app, config.server, lambda url: None, drain)
+        finally:
+            announcing.cancel()
+            for task in draining:
+                task.cancel()
+            await llm.close()
+    return 0
+
+
+@contextmanager
+def _parked_files(engine: EngineConfig) -> Generator[None]:
+    """Holds the lock of this server's parked files while there is a disk tier."""
+    from millpond.spill.instance import InstanceLock
+
+    lock = InstanceLock.try_hold(Path(engine.spill_dir), engine.instance) if engine.spill_dir else None
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+async def _announce(llm: AsyncLLM, engine: EngineConfig) -> None:
+    from millpond.engine.build import resolved
+
+    info = await llm.client.wait_ready()
+    settings = resolved(engine, info)
+    logger.info(
+        "ready: %s (%s), kv_cells %d, max_model_len %d, max_running %d, threads %s, K/V %s/%s",
+        info.model.name,
+        info.model.description,
+        info.n_cells,
+        info.max_model_len,
+        info.max_running,
+        settings.threads or "auto",
+        settings.kv_type_k,
+        settings.kv_type_v,
+    )
+
+
+def engine_config(config: EngineConfig, model: ResolvedModel) -> EngineConfig:
+    """The engine's settings for one model file and this server process."""
+    instance = f"{os.getpid()}-{secrets.token_hex(4)}"
+    return replace(config, model_path=str(model.path), model_digest=model.sha256, instance=instance)
+
+
+def build_async_llm(
+    config: Config, engine: EngineConfig, model: ResolvedModel, command: EngineCommand | None = None
+) -> AsyncLLM:
+    """Not started. Raises SetupError when the model's vocabulary cannot be loaded."""
+    from millpond.async_llm import AsyncLLM, TextTools
+    from millpond.engine_client.client import EngineClient
+    from millpond.runtime.llamacpp.vocab import load_vocab
+    from millpond.text.input_processor import InputProcessor
+
+    vocab = load_vocab(model.path, os.environ)
+    template = _chat_template(config.server.chat_template) or vocab.chat_template
+    client = EngineClient(engine, config.queue, eog_ids=vocab.eog_ids, clock=time.monotonic, command=command)
+    tools = TextTools(
+        make_input_processor=lambda longest: InputProcessor(vocab, template, longest, datetime.now),
+        piece=vocab.piece,
+        eog_ids=vocab.eog_ids,
+    )
+    return AsyncLLM(
+        client,
+        tools,
+        clock=time.monotonic,
+        draw_seed=lambda: secrets.randbits(63),
+        request_timeout=config.queue.request_timeout,
+    )
+
+
+def _chat_template(path: str) -> str | None:
+    from millpond.errors import ConfigError
+
+    if not path:
+        return None
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise ConfigError("chat_template", f"cannot read {path}: {error}") from error
+
+
+def configure_logging(level: str) -> None:
+    logging.basicConfig(
+        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+    )
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
+
+
+# -- engine process ----------------------------------------------------------------------------------------------------
+
+
+def engine_main(
+    descriptor: int, load_runtime: Callable[[EngineConfig, Callable[[float], bool]], Runtime] | None = None
+) -> int:
+    """Runs the engine until the channel closes. `load_runtime`: tests bring a fake."""
+    _tie_to_parent()
+    configure_logging("info")
+    from millpond.engine.worker import Worker, WorkerChannel
+
+    loader = load_runtime or load_llamacpp
+
+    def build(load: Load, progress: Callable[[float], bool]) -> EngineCore:
+        from millpond.engine.build import build_core
+        from millpond.runtime.faults import FaultPlan, FaultyRuntime
+
+        runtime = loader(load.config, progress)
+        if load.config.fault_plan:
+            runtime = FaultyRuntime(runtime, FaultPlan.parse(load.config.fault_plan, epoch=load.epoch))
+        return build_core(runtime, load.config, time.monotonic)
+
+    return Worker(WorkerChannel(socket.socket(fileno=descriptor)), build).run()
+
+
+def load_llamacpp(config: EngineConfig, progress: Callable[[float], bool]) -> Runtime:
+    """Raises SetupError."""
+    from millpond.engine.build import context_params
+    from millpond.runtime.llamacpp.context import create_context
+    from millpond.runtime.llamacpp.library import load_library
+    from millpond.runtime.llamacpp.model import LoadParams, check_generates, load_model, memory_kind, n_ctx_train
+    from millpond.runtime.llamacpp.runtime import LlamaCppRuntime
+
+    library = load_library(os.environ)
+    model = load_model(library, Path(config.model_path), LoadParams(config.gpu_layers), progress)
+    check_generates(model)
+    params = context_params(config, n_ctx_train=n_ctx_train(model), memory_kind=memory_kind(model))
+    context = create_context(model, params)
+    return LlamaCppRuntime(model, context, digest=config.model_digest, offloaded=config.gpu_layers != 0)
+
+
+def _tie_to_parent() -> None:
+    """Ctrl-C in a terminal reaches both processes: only the server acts on it. Without a server there is no engine."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(_ENGINE_OOM_SCORE))
+    if os.getppid() == 1:
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(engine_main(int(sys.argv[1])))
