@@ -94,4 +94,8 @@ def open_disk(
 
 def span_files(root: Path) -> dict[str, int]:
     """Every span and temporary file under the root with its size, by path relative to the root."""
-    return {str(path.relative_to(root)): path.stat().st_size for path in root.rglob("*-*.*") if path.is_file()}
+    return {
+        str(path.relative_to(root)): path.stat().st_size
+        for path in root.rglob("[0-9a-f]" * 64 + "-*")
+        if path.is_file()
+    }

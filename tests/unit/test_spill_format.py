@@ -51,7 +51,9 @@ def test_header_round_trip(digest: bytes, start: int, parts: list[str], payloads
     header = decode_header(raw + payload)
     assert isinstance(header, Header)
     assert (header.key, header.identity, header.n_bytes) == (key, identity, len(raw))
-    assert [(section.name, section.n_bytes) for section in header.sections] == [(n, len(d)) for n, d in payloads.items()]
+    assert [(section.name, section.n_bytes) for section in header.sections] == [
+        (n, len(d)) for n, d in payloads.items()
+    ]
     assert header.payload_bytes == len(payload)
     assert check_payload(header, payload) is None
 
