@@ -57,11 +57,11 @@ coverage: $(DEV_STAMP) ## fast and slow tests with a coverage report in htmlcov/
 docs: $(DEV_STAMP) ## write the generated pages
 	@$(BIN)/python scripts/write_docs.py
 
-bench: $(DEV_STAMP) model ## compare with llama.cpp's own server on this machine
-	@$(with_model) $(BIN)/python -m benchmarks $(ARGS)
+bench: $(DEV_STAMP) ## compare with llama.cpp's own server on this machine
+	@$(BIN)/python benchmarks/bench_serve.py $(ARGS)
 
 model: $(DEV_STAMP)
-	@$(BIN)/millpond models pull smollm2-135m > /dev/null
+	@test -n "$$MILLPOND_TEST_MODEL" || $(BIN)/millpond models pull smollm2-135m > /dev/null
 
 clean: ## remove the environment and everything generated (pulled models stay)
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .coverage htmlcov build dist
@@ -78,14 +78,12 @@ $(DEV_STAMP): pyproject.toml
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: $(PYTHON) is missing or older than 3.11; run: make PYTHON=/path/to/python3.11" >&2; exit 1; }
-	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); } || \
+	@$(BIN)/python -m pip --version > /dev/null 2>&1 || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); } || \
 	  { echo "error: no virtual environment; install python3-venv (Debian, Ubuntu) and try again" >&2; exit 1; }
 	@echo "installing '$(1)' into $(VENV)"
 	@started=$$(date +%s); $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '$(1)' && \
 	  echo "installed in $$(( $$(date +%s) - started )) s" && touch $@
 endef
-
-with_model = MILLPOND_TEST_MODEL="$${MILLPOND_TEST_MODEL:-$$($(BIN)/millpond models pull --quiet smollm2-135m)}"
 
 # $(call tests,group,marker expression,budget in seconds): pytest's 5 means that the group is empty.
 define tests

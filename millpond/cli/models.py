@@ -18,7 +18,16 @@ from millpond.models import (
     resolve_model,
 )
 
-_NAME = typer.Argument(help="Registry name or hf:org/repo/file.gguf.", show_default=False)
+
+def complete_model(incomplete: str) -> list[str]:
+    """Names for shell completion: those known and those pulled."""
+    names = dict.fromkeys([*REGISTRY, *(model.name for model in cached_models())])
+    return [name for name in names if name.startswith(incomplete)]
+
+
+_NAME = typer.Argument(
+    help="Registry name or hf:org/repo/file.gguf.", show_default=False, autocompletion=complete_model
+)
 
 
 def list_models() -> None:

@@ -10,8 +10,10 @@ from typing import Annotated
 
 import typer
 
+from millpond.cli.models import complete_model
 from millpond.cli.reference import sample_config as render_sample
 from millpond.cli.settings import Value, load_config
+from millpond.config import DEFAULT_MODEL
 from millpond.models import TerminalProgress, resolve_model
 
 
@@ -20,7 +22,9 @@ def serve(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="Registry name, path of a GGUF file, or hf:org/repo/file.gguf.", show_default="smollm2-135m"
+            help="Registry name, path of a GGUF file, or hf:org/repo/file.gguf.",
+            show_default=DEFAULT_MODEL,
+            autocompletion=complete_model,
         ),
     ] = None,
     config: Annotated[

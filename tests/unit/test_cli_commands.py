@@ -159,6 +159,21 @@ def test_version_names_the_library(folder: Path) -> None:
     assert run("--version").stdout == f"millpond {millpond.__version__}\n"
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("millpond serve --kv-type-k ", {"f16", "q8_0"}),
+        ("millpond serve --kv-c", {"--kv-cells"}),
+        ("millpond serve smo", {"smollm2-135m"}),
+        ("millpond models ", {"list", "pull", "rm"}),
+    ],
+)
+def test_the_shell_completes(folder: Path, line: str, words: set[str]) -> None:
+    environ = {"_MILLPOND_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+    result = CliRunner().invoke(build_app(), [], env=environ, prog_name="millpond")
+    assert words <= set(result.stdout.split())
+
+
 @pytest.mark.slow
 def test_the_package_runs_as_a_module_and_help_imports_no_server(folder: Path) -> None:
     program = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from tiny_model_file import gguf_bytes, registered
 
 from millpond.errors import ModelFileError
-from millpond.models import ModelCache, SilentProgress, cached_models, default_home, remove_model
+from millpond.models import ModelCache, SilentProgress, TerminalProgress, cached_models, default_home, remove_model
 from millpond.models.progress import Report
 
 CONTENT = gguf_bytes()
@@ -86,6 +87,28 @@ def test_progress_counts_the_bytes_from_the_start(tmp_path: Path) -> None:
 
     ModelCache(tmp_path).digest(path, Shown())
     assert seen == [1 << 20, 2 << 20, 3 << 20, (3 << 20) + 5]
+
+
+class Screen(io.StringIO):
+    """A stream that says whether it is a terminal."""
+
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+
+def test_a_terminal_gets_a_bar_and_a_log_gets_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    path.write_bytes(b"z" * (2 << 20))
+    terminal, log = Screen(True), Screen(False)
+    ModelCache(tmp_path / "one").digest(path, TerminalProgress(terminal))
+    ModelCache(tmp_path / "two").digest(path, TerminalProgress(log))
+    assert "checksum of a.gguf: 100%" in terminal.getvalue()
+    assert "2.10M/2.10M" in terminal.getvalue()
+    assert log.getvalue() == "checksum of a.gguf ...\n"
 
 
 class _Recording:
