@@ -187,9 +187,10 @@ class KVCacheManager:
     def forget(self, handle: CacheHandle, length: int) -> None:
         """What lies beyond `length` is not to be trusted (a failed op or decode): out of slot and ledger."""
         assert handle.slot is not None
-        self.give_back(handle, handle.private)
-        self._changed()
-        if self._index.length(handle.slot) > length:
+        committed = self._index.length(handle.slot)
+        self.give_back(handle, self.length(handle) - max(length, committed))
+        if committed > length:
+            self._changed()
             self._index.cut(handle.slot, length)
         self._ops.append(Trim(handle.slot, length) if length else Drop(handle.slot))
 
