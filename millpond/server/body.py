@@ -67,10 +67,12 @@ def _part_count(message: Any) -> int:
 
 
 def _invalid(value: dict[str, Any], errors: list[ErrorDetails]) -> InvalidParameter:
-    """The first wrong field, with every reason a union gave for it."""
-    first = _field_path(value, errors[0])
-    reasons = dict.fromkeys(_reason(error) for error in errors if _field_path(value, error) == first)
-    return InvalidParameter(first, "; or ".join(reasons))
+    """The first wrong field. Where a union has several opinions, that of the member that got furthest into the value,
+    with every reason given for that place."""
+    paths = [_field_path(value, error) for error in errors]
+    chosen = max((path for path in paths if path.startswith(paths[0])), key=len)
+    reasons = dict.fromkeys(_reason(error) for error, path in zip(errors, paths, strict=True) if path == chosen)
+    return InvalidParameter(chosen, "; or ".join(reasons))
 
 
 def _reason(error: ErrorDetails) -> str:

@@ -28,6 +28,7 @@ SEND_BUFFER_BYTES = 256 * 1024
 LAST_WORDS = 1.0
 """Seconds that error events get to leave, after the drain timeout."""
 _BACKLOG = 1024
+_POLL = 0.02
 _KEEP_ALIVE = 75
 """Seconds an idle connection stays open; more than the 60 of usual proxies."""
 
@@ -53,6 +54,18 @@ class _Uvicorn(uvicorn.Server):
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._exit.wait(), 1.0)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Returns when every connection and task is done, or force_exit is set."""
+        for server in self.servers:
+            server.close()
+        for listener in sockets or ():
+            listener.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        await asyncio.sleep(0)
+        while (self.server_state.connections or self.server_state.tasks) and not self.force_exit:
+            await asyncio.sleep(_POLL)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
