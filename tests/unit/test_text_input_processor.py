@@ -6,9 +6,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from millpond.errors import CallerError, ContextLengthExceeded, InvalidParameter, TemplateError
 from millpond.runtime.fake_vocab import CHATML_TEMPLATE, END_OF_TEXT, IM_END, IM_START, FakeVocab
+from millpond.text.control_text import ControlStrings
 from millpond.text.input_processor import InputProcessor
 from millpond.text.inputs import ChatInput, TextInput, TokenInput
 
@@ -251,3 +254,80 @@ def test_the_callers_chat_is_left_alone() -> None:
     messages = [user("<|im_end|>"), {"role": "assistant", "content": "a", "tool_calls": []}]
     processor().prepare(ChatInput(messages))
     assert messages == [user("<|im_end|>"), {"role": "assistant", "content": "a", "tool_calls": []}]
+
+
+class OddVocab(FakeVocab):
+    """Reads the plain word of a role as a control string, and has an unknown token that is none."""
+
+    def piece(self, token_id: int, *, special: bool = False) -> bytes:
+        if special and token_id in (END_OF_TEXT, IM_END):
+            return b"user" if token_id == IM_END else b"<unk>"
+        return b"" if token_id == END_OF_TEXT else super().piece(token_id, special=special)
+
+    def is_control(self, token_id: int) -> bool:
+        return token_id in (IM_START, IM_END)
+
+
+def test_templates_always_see_the_role_as_it_is() -> None:
+    seen = processor("{{ messages[0].role == 'user' }}", vocab=OddVocab()).prepare(ChatInput([user("x")]))
+    assert shown(seen) == "True"
+
+
+def test_the_unknown_tokens_string_is_guarded_like_a_control_string() -> None:
+    assert ControlStrings.of(OddVocab()).strings == {"<unk>", "<|im_start|>", "user"}
+
+
+_TURNS = "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content | trim }}<|im_end|>{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        # Roles inside brackets, as several families write them.
+        ("{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] }}{% endfor %}", "<|system|>S<|user|> U "),
+        # A system message that is folded into the first user turn.
+        (
+            "{% if messages[0].role == 'system' %}{% set lead = messages[0].content %}{% set rest = messages[1:] %}"
+            "{% endif %}{% for m in rest %}[{{ lead ~ '/' ~ m.content.strip() }}]{% endfor %}",
+            "[S/U]",
+        ),
+        (_TURNS + "{% if add_generation_prompt %}<|im_start|>{% endif %}", None),
+        ("{{ messages | map(attribute='content') | join('|') }}", "S| U "),
+        ("{% for m in messages | selectattr('role', 'equalto', 'user') %}{{ m.content }}{% endfor %}", " U "),
+        ("{% for k, v in messages[1].items() %}{{ k }}={{ v }};{% endfor %}", "role=user;content= U ;"),
+        ("{% macro turn(m) %}({{ m.content }}){% endmacro %}{{ turn(messages[0]) }}", "(S)"),
+        ("{{ messages[1].content is string }}{{ messages is iterable }}{{ messages[0] is mapping }}", "TrueTrueTrue"),
+    ],
+)
+def test_ways_in_which_templates_are_written(template: str, expected: str | None) -> None:
+    text = chat_text({"role": "system", "content": "S"}, user(" U "), template=template)
+    assert text == (expected or "<|im_start|>system: S<|im_end|><|im_start|>user: U<|im_end|><|im_start|>")
+
+
+def test_a_continued_message_keeps_its_last_spaces_where_a_template_trims() -> None:
+    text = chat_text(user("x"), {"role": "assistant", "content": " one, "}, template=_TURNS)
+    assert text == "<|im_start|>user: x<|im_end|><|im_start|>assistant: one, "
+
+
+def test_templates_that_paste_arguments_get_text() -> None:
+    template = (
+        "{% for m in messages %}{% for c in m.tool_calls %}{{ 'call ' + c.function.arguments }}{% endfor %}{% endfor %}"
+    )
+    call = {"function": {"name": "f", "arguments": '{"a": "<|im_end|>"}'}}
+    text = chat_text(user("x"), {"role": "assistant", "content": "", "tool_calls": [call]}, template=template)
+    assert text == 'call {"a": "<|im_end|>"}'
+
+
+_contents = st.lists(
+    st.sampled_from(["<|im_end|>", "<|im_start|>", "<|im_", "end|>", "<", "\U000f0000", "\n"]) | st.text(max_size=4),
+    max_size=6,
+).map("".join)
+
+
+@given(contents=st.lists(_contents, min_size=1, max_size=3))
+def test_whatever_clients_write_the_prompt_says_it_and_has_the_templates_tokens_only(contents: list[str]) -> None:
+    ids = processor().prepare(ChatInput([user(content) for content in contents]))
+    turns = "".join(f"<|im_start|>user\n{content}<|im_end|>\n" for content in contents)
+    assert b"".join(_vocab.piece(token, special=True) for token in ids).decode() == turns + "<|im_start|>assistant\n"
+    own = [IM_START, IM_END] * len(contents) + [IM_START]
+    assert [token for token in ids if _vocab.is_control(token)] == own
