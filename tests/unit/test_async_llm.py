@@ -42,7 +42,7 @@ from millpond.types import FinishReason, RequestId
 
 SCRIPT = Path(__file__).with_name("scripted_engine.py")
 ROOT = Path(__file__).parents[2]
-FAST = SupervisorTiming(stall_timeout=5.0, first_backoff=0.01, max_failed_loads=2, stop_grace=0.5, tick=0.02)
+FAST = SupervisorTiming(stall_timeout=5.0, first_backoff=0.01, max_failed_loads=2, stop_grace=0.25, tick=0.02)
 VOCAB = FakeVocab(N_VOCAB)
 PROMPT = TokenInput((300, 301, 302))
 

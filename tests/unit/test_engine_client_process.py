@@ -29,7 +29,7 @@ from millpond.types import FinishReason, RequestId
 SCRIPT = Path(__file__).with_name("scripted_engine.py")
 ROOT = Path(__file__).parents[2]
 FAST = SupervisorTiming(
-    stall_timeout=0.3, first_backoff=0.01, max_backoff=0.05, max_failed_loads=3, stop_grace=0.5, tick=0.02
+    stall_timeout=0.3, first_backoff=0.01, max_backoff=0.05, max_failed_loads=3, stop_grace=0.25, tick=0.02
 )
 LIMIT = 20.0
 
@@ -108,7 +108,7 @@ async def test_requests_are_accepted_while_loading():
 
 async def test_flow_control_lets_a_long_output_pass():
     async with running({}) as client:
-        [log] = client.submit([request(1500)])
+        [log] = client.submit([request(400)])
         assert_right(await ended(log))
 
 
@@ -226,7 +226,7 @@ async def test_a_program_that_cannot_be_started_fails():
 
 
 async def test_a_hanging_load_is_replaced():
-    timing = SupervisorTiming(load_timeout=0.4, first_backoff=0.01, stop_grace=0.5, tick=0.02)
+    timing = SupervisorTiming(load_timeout=0.4, first_backoff=0.01, stop_grace=0.25, tick=0.02)
     async with running({"load": {"1": "hang"}}, timing=timing) as client:
         [log] = client.submit([request()])
         assert_right(await ended(log))

@@ -1,0 +1,202 @@
+"""Deaths of the real engine process over FakeRuntime: every token is checked against an undisturbed run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millpond.config import EngineConfig, QueueConfig
+from millpond.engine_client.client import EngineClient
+from millpond.engine_client.logbook import POISON_MESSAGE
+from millpond.engine_client.supervisor import EngineCommand, SupervisorTiming
+from millpond.engine_client.token_log import TokenLog
+from millpond.request import Request
+from millpond.runtime.base import ContextParams
+from millpond.runtime.fake import FakeRuntime
+from millpond.sampling_params import SamplingParams
+from millpond.types import FinishReason, RequestId
+
+pytestmark = pytest.mark.faults
+
+SCRIPT = Path(__file__).with_name("fake_engine.py")
+ROOT = Path(__file__).parents[2]
+TIMING = SupervisorTiming(stall_timeout=1.0, first_backoff=0.02, max_backoff=0.1, tick=0.05)
+ORACLE = FakeRuntime(ContextParams(n_cells=256, n_slots=1))
+POISON = 77
+SLOWLY = "decode%1=slow(0.004)"
+"""Real time for steps that would take none, so that a kill finds them in the middle."""
+
+
+@asynccontextmanager
+async def engine(fault_plan: str = "", **settings: Any) -> AsyncIterator[EngineClient]:
+    config = EngineConfig(**{"max_running": 4, "fault_plan": fault_plan} | settings)
+    command = EngineCommand((sys.executable, str(SCRIPT)), {**os.environ, "PYTHONPATH": str(ROOT)})
+    client = EngineClient(
+        config, QueueConfig(), eog_ids=ORACLE.vocab.eog_ids, clock=time.monotonic, command=command, timing=TIMING
+    )
+    client.start()
+    try:
+        async with asyncio.timeout(40.0):
+            yield client
+    finally:
+        await client.stop()
+
+
+def request(number: int, n: int = 60, *, prompt: tuple[int, ...] | None = None, **fields: Any) -> Request:
+    ids = prompt or tuple(3 + (number * 37 + place * 11) % 60 for place in range(20 + 7 * number))
+    params = SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True)
+    return Request(RequestId(f"r{number}"), ids, params, n, number, time.monotonic(), **fields)
+
+
+async def all_ended(logs: list[TokenLog]) -> None:
+    for log in logs:
+        while log.finish is None:
+            await log.wait_beyond(len(log.ids))
+
+
+def assert_undisturbed(log: TokenLog) -> None:
+    wanted = ORACLE.expected_greedy(log.request.prompt_ids, log.request.max_tokens, ignore_eos=True)
+    assert log.ids == wanted
+    assert log.finish is not None
+    assert (log.finish.reason, log.finish.output_length) == (FinishReason.LENGTH, log.request.max_tokens)
+    usage = log.finish.usage
+    assert usage.cached_tokens + usage.computed_prompt_tokens == usage.prompt_tokens == len(log.request.prompt_ids)
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+async def kill(client: EngineClient, number: signal.Signals = signal.SIGKILL) -> None:
+    """Sends the signal; after SIGKILL, returns when another process is there."""
+    await eventually(lambda: client.engine_pid is not None)
+    pid = client.engine_pid
+    assert pid is not None
+    os.kill(pid, number)
+    if number is signal.SIGKILL:
+        await eventually(lambda: client.engine_pid not in (None, pid))
+
+
+async def test_kill_9_in_the_middle_of_four_streams_is_only_a_pause():
+    async with engine(SLOWLY) as client:
+        logs = client.submit([request(number) for number in range(4)])
+        await logs[3].wait_beyond(15)
+        await kill(client)
+        await all_ended(logs)
+        for log in logs:
+            assert_undisturbed(log)
+            assert log.finish is not None
+            assert log.finish.usage.preemptions >= 1
+        assert (client.restarts, client.losses) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "1:decode@1=abort",
+        "1:decode@2=exit",
+        "1:decode@30=abort",
+        "1:decode@30=hang",
+        "1:decode@5=abort; 2:decode@5=exit; 3:decode@9=abort",
+    ],
+)
+async def test_a_death_at_any_decode_changes_nothing(plan: str):
+    async with engine(plan) as client:
+        logs = client.submit([request(number, 40) for number in range(6)])
+        await all_ended(logs)
+        for log in logs:
+            assert_undisturbed(log)
+        assert client.restarts == plan.count("=abort") + plan.count("=exit") + plan.count("=hang")
+        assert client.losses == 0
+
+
+@pytest.mark.parametrize("fault", ["save@1=abort", "save@2=exit", "restore@1=abort", "restore@1=exit"])
+async def test_a_death_in_a_save_or_a_restore_changes_nothing(fault: str):
+    async with engine(f"1:{fault}; {SLOWLY}", kv_cells=512) as client:
+        logs = client.submit([request(number, 150) for number in range(5)])
+        await all_ended(logs)
+        for log in logs:
+            assert_undisturbed(log)
+        assert (client.restarts, client.losses) == (1, 0)
+
+
+async def test_a_poison_request_fails_alone_beside_three_good_ones():
+    async with engine(f"poison={POISON}=abort") as client:
+        good = [request(number, prompt=tuple(range(3, 20 + number))) for number in range(3)]
+        wanted = {POISON} & {
+            token for asked in good for token in ORACLE.expected_greedy(asked.prompt_ids, 60, ignore_eos=True)
+        }
+        assert wanted == set(), "the good outputs must not hold the poison token"
+        logs = client.submit([good[0], request(9, prompt=(5, POISON, 6)), good[1], good[2]])
+        await all_ended(logs)
+        for log in (logs[0], logs[2], logs[3]):
+            assert_undisturbed(log)
+        assert logs[1].finish is not None
+        assert (logs[1].finish.reason, logs[1].finish.message) == (FinishReason.ERROR, POISON_MESSAGE)
+        assert client.losses == 1
+        later = client.submit([request(1)])
+        await all_ended(later)
+        assert_undisturbed(later[0])
+
+
+async def test_a_stopped_engine_is_noticed_and_replaced():
+    async with engine(SLOWLY) as client:
+        logs = client.submit([request(number) for number in range(2)])
+        await logs[1].wait_beyond(5)
+        await kill(client, signal.SIGSTOP)
+        await eventually(lambda: client.state[0] == "stalled")
+        await all_ended(logs)
+        for log in logs:
+            assert_undisturbed(log)
+        assert client.restarts == 1
+
+
+async def test_ctrl_c_and_sigterm_do_not_touch_the_engine():
+    async with engine(SLOWLY) as client:
+        logs = client.submit([request(1)])
+        await logs[0].wait_beyond(3)
+        await kill(client, signal.SIGINT)
+        await kill(client, signal.SIGTERM)
+        await all_ended(logs)
+        assert_undisturbed(logs[0])
+        assert client.restarts == 0
+
+
+async def test_a_kill_while_it_loads_is_survived():
+    async with engine() as client:
+        logs = client.submit([request(1)])
+        await kill(client)
+        await all_ended(logs)
+        assert_undisturbed(logs[0])
+        assert client.restarts == 1
+
+
+async def test_kills_at_random_moments_lose_repeat_and_change_nothing():
+    rng = random.Random(5)
+    async with engine(SLOWLY, kv_cells=512) as client:
+        logs: list[TokenLog] = []
+        for wave in range(5):
+            logs += client.submit([request(rng.randrange(6), rng.randrange(20, 120)) for _ in range(3)])
+            cancelled = logs[rng.randrange(len(logs))]
+            await client.wait_ready()
+            await asyncio.sleep(rng.random() * 0.3)
+            if wave % 2:
+                client.end(cancelled.sequence_id, FinishReason.CANCELLED)
+            await kill(client)
+        await all_ended(logs)
+        for log in logs:
+            assert log.finish is not None
+            if log.finish.reason is not FinishReason.CANCELLED:
+                assert_undisturbed(log)
+        assert (client.losses, client.live_sequences, client.restarts) == (0, 0, 5)
