@@ -131,16 +131,15 @@ class LlamaCppRuntime:
         self._context.share(source, target, start, end)
 
     def trim(self, slot: SlotId, end: int) -> None:
-        """Raises RuntimeFailure, changing nothing, also where a sliding window no longer reaches back from `end`."""
+        """An end beyond the slot's keeps all. Raises RuntimeFailure, changing nothing, also where a window is lost."""
         if end == 0:
             self.drop(slot)
             return
         if not self.limits.can_trim:
             raise RuntimeFailure(f"{self._info.memory_kind.value} memory cannot be trimmed, only dropped")
-        held = self._length(slot)
-        if not 0 < end <= held:
-            raise RuntimeFailure(f"slot {slot} holds {held} tokens, it cannot be trimmed to {end}")
-        if end < held:
+        if end < 0:
+            raise RuntimeFailure(f"slot {slot} cannot be trimmed to {end}")
+        if end < self._length(slot):
             self._need_window(slot, end)
             if not self._context.remove(slot, end):
                 raise RuntimeFailure(f"the library could not trim slot {slot} to {end}")
