@@ -26,7 +26,7 @@ exist is an error, in the file and in the environment alike.
 
 `{AUTO}` is resolved at start and printed. On and off are `true` and `false` in the file and the environment,
 `--name` and `--no-name` as flags. `millpond serve --sample-config > {DEFAULT_FILE}` writes a file with every setting,
-commented out.
+commented out; `millpond serve --show-config` prints the values that all sources together give, secrets hidden.
 """
 
 

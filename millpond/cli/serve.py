@@ -12,7 +12,7 @@ import typer
 
 from millpond.cli.models import complete_model
 from millpond.cli.reference import sample_config as render_sample
-from millpond.cli.settings import Value, load_config
+from millpond.cli.settings import Value, load_config, shown_values
 from millpond.config import DEFAULT_MODEL
 from millpond.models import TerminalProgress, resolve_model
 
@@ -33,6 +33,9 @@ def serve(
     sample_config: Annotated[
         bool, typer.Option("--sample-config", help="Print a TOML file with every setting, commented out, and exit.")
     ] = False,
+    show_config: Annotated[
+        bool, typer.Option("--show-config", help="Print the value of every setting, from all sources, and exit.")
+    ] = False,
 ) -> None:
     """Serve MODEL over HTTP with the OpenAI API.
 
@@ -45,6 +48,9 @@ def serve(
         typer.echo(render_sample(), nl=False)
         return
     settings = load_config({"model": model, **flags}, os.environ, config_file=config, folder=Path.cwd())
+    if show_config:
+        typer.echo("\n".join(f"{name} = {value}" for name, value in shown_values(settings)))
+        return
     resolved = resolve_model(settings.model, progress=TerminalProgress(sys.stderr))
     # Imported late: --help, --sample-config and a wrong setting must not wait for the server's imports.
     from millpond import wiring

@@ -135,6 +135,13 @@ def test_the_sample_is_printed(folder: Path) -> None:
     assert "#kv_cells = " in result.stdout
 
 
+def test_the_values_of_all_sources_are_printed_without_secrets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "millpond.toml").write_text("max_running = 5\n")
+    monkeypatch.setenv("MILLPOND_API_KEY", "sk-very-secret")
+    lines = run("serve", "x.gguf", "--show-config", "--port", "9").stdout.splitlines()
+    assert {"model = x.gguf", "max_running = 5", "port = 9", "kv_cells = auto", "api_key = (hidden)"} <= set(lines)
+
+
 def test_models_are_listed_and_removed(folder: Path) -> None:
     assert "not pulled" in run("models", "list").stdout
     path = folder / "home" / "models" / "hf" / "org" / "repo" / "x.gguf"
