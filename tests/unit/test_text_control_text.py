@@ -98,6 +98,19 @@ def test_control_strings_that_contain_each_other() -> None:
     assert controls.pieces(RevealedText("ss<s>", ((0, 1),))) == [Piece("ss", False), Piece("<s>", True)]
 
 
+def test_ends_that_overlap_are_hidden_as_one() -> None:
+    controls = ControlStrings(["abcab"])
+    assert controls.client_spans("ab", is_name=False) == [(0, 2)]
+    assert controls.client_spans("cabc", is_name=False) == [(0, 4)]
+    assert controls.client_spans("xcabx", is_name=False) == []
+
+
+def test_control_strings_of_the_template_that_overlap_stay_together() -> None:
+    controls = ControlStrings(["ab", "ba", "cd"])
+    revealed = RevealedText("abacd", ((3, 5),))
+    assert controls.pieces(revealed) == [Piece("aba", True), Piece("cd", False)]
+
+
 def test_a_vocabulary_without_control_strings_hides_nothing() -> None:
     controls = ControlStrings([])
     guard = ClientText(controls, template_source="")
