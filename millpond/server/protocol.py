@@ -29,6 +29,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._in_head = True
         self._discarded = 0
+        self._refused = False
         self._unread = 0
         self._running: RequestResponseCycle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
@@ -50,6 +51,9 @@ class BoundedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
+        if self._refused:
+            self._discard(len(data))
+            return
         if self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES + len(data):
@@ -77,10 +81,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         if self.cycle.response_complete:
-            self._discarded += len(body)
-            if self._discarded > MAX_DISCARDED_BYTES:
-                self.transport.abort()
+            self._discard(len(body))
         super().on_body(body)
+
+    def _discard(self, size: int) -> None:
+        self._discarded += size
+        if self._discarded > MAX_DISCARDED_BYTES:
+            self.transport.abort()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -102,13 +109,17 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refuse(WireError(400, msg, "invalid_request_error", None, "malformed_http"))
 
     def _refuse(self, error: WireError) -> None:
+        """Answers below the app, and goes on reading until the client closes: a close now could cost it the answer."""
+        self._refused = True
         body = error_body(error)
         reason = b"Bad Request" if error.status == 400 else b"Request Header Fields Too Large"
         self.transport.write(
             b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
             % (error.status, reason, len(body), body)
         )
-        self.transport.close()
+        self.transport.write_eof()
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.client_timeout, self._head_late)
 
     def _head_late(self) -> None:
         self._head_timer = None

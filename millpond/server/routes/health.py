@@ -8,7 +8,7 @@ from starlette.responses import Response
 from millpond import __version__
 from millpond.server.context import ServerContext
 from millpond.server.openapi import operation
-from millpond.server.routes.requests import json_response
+from millpond.server.routes.requests import add_get, json_response
 
 
 def health_router(context: ServerContext) -> APIRouter:
@@ -32,9 +32,8 @@ def health_router(context: ServerContext) -> APIRouter:
     async def root() -> Response:
         return json_response({"name": "millpond", "version": __version__, "model": context.model_name})
 
-    methods = ["GET", "HEAD"]
-    router.add_api_route("/health", health, methods=methods, openapi_extra=operation("Health"))
-    router.add_api_route("/ready", ready, methods=methods, openapi_extra=operation("Readiness", readiness=True))
-    router.add_api_route("/version", version, methods=methods, openapi_extra=operation("Version"))
-    router.add_api_route("/", root, methods=methods, openapi_extra=operation("Root"))
+    add_get(router, "/health", health, operation("Health"))
+    add_get(router, "/ready", ready, operation("Readiness", readiness=True))
+    add_get(router, "/version", version, operation("Version"))
+    add_get(router, "/", root, operation("Root"))
     return router

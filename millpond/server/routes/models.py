@@ -11,7 +11,7 @@ from starlette.responses import Response
 from millpond.server.adapters.plan import check_model
 from millpond.server.context import ServerContext
 from millpond.server.openapi import operation
-from millpond.server.routes.requests import json_response
+from millpond.server.routes.requests import add_get, json_response
 
 
 def models_router(context: ServerContext) -> APIRouter:
@@ -26,11 +26,8 @@ def models_router(context: ServerContext) -> APIRouter:
         check_model(model_id or "?", context.model_name)
         return json_response(model_entry(context))
 
-    methods = ["GET", "HEAD"]
-    router.add_api_route("/v1/models", list_models, methods=methods, openapi_extra=operation("ModelList"))
-    router.add_api_route(
-        "/v1/models/{model_id:path}", get_model, methods=methods, openapi_extra=operation("Model", 404)
-    )
+    add_get(router, "/v1/models", list_models, operation("ModelList"))
+    add_get(router, "/v1/models/{model_id:path}", get_model, operation("Model", 404))
     return router
 
 

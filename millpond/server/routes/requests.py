@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
-from fastapi import Request
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from millpond.server.adapters.plan import Caller
@@ -46,6 +47,12 @@ def caller_of(request: Request, context: ServerContext, prefix: str) -> Caller:
 
 def reply_head(caller: Caller, context: ServerContext) -> ReplyHead:
     return ReplyHead(caller.request_id, int(context.clock()), context.model_name, context.fingerprint())
+
+
+def add_get(router: APIRouter, path: str, endpoint: Callable[..., Any], documented: dict[str, Any]) -> None:
+    """GET, and HEAD beside it, which the document does not repeat."""
+    router.add_api_route(path, endpoint, methods=["GET"], openapi_extra=documented)
+    router.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
