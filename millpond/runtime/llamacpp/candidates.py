@@ -18,6 +18,7 @@ from millpond.runtime.llamacpp.library import Library
 
 _MAX_CHAINS = 64
 _MIN_KEEP = 1
+_BLOCK = 64
 _SIGN_BIT = np.uint32(0x80000000)
 
 
@@ -59,16 +60,39 @@ class LlamaCppCandidates:
         self._chains.close()
 
     def _run_chain(self, logits: Logits, spec: CandidateFilter) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        self._data["id"] = self._ids
-        self._data["logit"] = logits
+        offered, is_sorted = self._offer(logits, spec)
+        data = self._data[: len(offered)]
+        data["id"] = offered
+        data["logit"] = logits[offered]
         array = self._array
-        array.data, array.size, array.selected, array.sorted = self._address, self._n_vocab, -1, False
+        array.data, array.size, array.selected, array.sorted = self._address, len(offered), -1, is_sorted
         self._apply(self._chains.chain(spec), self._array_pointer)
         if array.data != self._address:
             raise RuntimeFailure("a sampler moved the candidates: not the build that was declared")
         kept = self._data[: array.size]
         ids, scaled = _sorted_by_logit(kept["id"], kept["logit"])
-        return _lowest_of_last_tie(ids, scaled, logits), scaled
+        return _lowest_of_last_tie(ids, offered, logits), scaled
+
+    def _offer(self, logits: Logits, spec: CandidateFilter) -> tuple[NDArray[np.int32], bool]:
+        """Ids the chain gets to see, and whether they are sorted: what it would drop first costs it most."""
+        if spec.top_k > 0:
+            return _superset_of_top(logits, spec.top_k), False
+        if spec.top_p < 1.0:
+            return _sorted_by_logit(self._ids, logits)[0], True
+        return self._ids, False
+
+
+def _superset_of_top(logits: Logits, k: int) -> NDArray[np.int32]:
+    """Ascending ids of at least every logit that is among the k largest or ties with the last of them.
+
+    At least k logits reach the k-th largest of the block maxima, so nothing below it is among the top k.
+    """
+    n_blocks = len(logits) // _BLOCK
+    if k > n_blocks:
+        return np.arange(len(logits), dtype=np.int32)
+    maxima = logits[: n_blocks * _BLOCK].reshape(n_blocks, _BLOCK).max(axis=1)
+    floor = np.partition(maxima, n_blocks - k)[n_blocks - k]
+    return np.flatnonzero(logits >= floor).astype(np.int32)
 
 
 def _sorted_by_logit(
@@ -84,12 +108,11 @@ def _sorted_by_logit(
     return (keys & np.uint64(0xFFFFFFFF)).astype(np.int32), restored.astype(np.uint32).view(np.float32)
 
 
-def _lowest_of_last_tie(ids: NDArray[np.int32], scaled: NDArray[np.float32], logits: Logits) -> NDArray[np.int32]:
-    """llama.cpp cuts a tie anywhere: the kept ids of the last logit become the lowest ones that have it."""
-    tied = np.flatnonzero(logits == logits[ids[-1]])
-    if len(tied) == 1:
-        return ids
-    n_kept = int(np.count_nonzero(logits[ids] == logits[ids[-1]]))
+def _lowest_of_last_tie(ids: NDArray[np.int32], offered: NDArray[np.int32], logits: Logits) -> NDArray[np.int32]:
+    """llama.cpp cuts a tie anywhere: the kept ids of the last logit become the lowest offered ones that have it."""
+    last = logits[ids[-1]]
+    tied = offered[logits[offered] == last]
+    n_kept = int(np.count_nonzero(logits[ids] == last))
     if n_kept < len(tied):
         ids[len(ids) - n_kept :] = tied[:n_kept]
     return ids
