@@ -90,5 +90,6 @@ class EngineCore:
         for event in finished:
             self._runner.remove(event.sequence_id)
         stats = self.scheduler.stats(ran, moved, (scheduled - began) * 1e3)
-        progressed = bool(plan.ops or rows or finished)
-        return StepResult(outcome.tokens, finished, [*plan.statuses, *outcome.statuses], stats, progressed)
+        statuses = [*plan.statuses, *outcome.statuses]
+        progressed = bool(plan.ops or rows or finished or statuses)
+        return StepResult(outcome.tokens, finished, statuses, stats, progressed)

@@ -199,15 +199,16 @@ class Scheduler:
         residues = self._residues(keep)
         if not self._manager.can_have(cells, giving=[seq.handle for seq in residues]):
             return False
-        for only_exclusive in (True, False):
-            for sequence in residues:
-                while sequence.handle.slot is not None:
-                    if self._manager.try_make_room(cells, save=save):
-                        return True
-                    if only_exclusive and not self._manager.exclusive_cells(sequence.handle):
-                        break
-                    self._park_piece(sequence)
-        return self._manager.try_make_room(cells, save=save)
+        # What several of them share is free only when all have let go, so it comes last.
+        return self._give_up(residues, cells, shared=False) or self._give_up(residues, cells, shared=True)
+
+    def _give_up(self, residues: list[Sequence], cells: int, *, shared: bool) -> bool:
+        for sequence in residues:
+            while sequence.handle.slot is not None and (shared or self._manager.exclusive_cells(sequence.handle)):
+                self._park_piece(sequence)
+                if self._manager.try_make_room(cells, save=self._saves_pay()):
+                    return True
+        return False
 
     def _residues(self, keep: Sequence | None) -> list[Sequence]:
         """Parked sequences that still hold cells, the last to resume first."""
