@@ -30,7 +30,7 @@ def make(maker: Maker) -> Iterator[Callable[..., Driver]]:
     made: list[Driver] = []
 
     def build(*, n_cells: int = 256, n_slots: int = 4, unified: bool = True, **more: int) -> Driver:
-        params = ContextParams(n_cells=n_cells, n_slots=n_slots, unified=unified, threads=2, **more)
+        params = ContextParams(n_cells=n_cells, n_slots=n_slots, unified=unified, threads=1, **more)
         made.append(maker.make(params))
         return made[-1]
 

@@ -72,7 +72,7 @@ def test_a_restore_that_does_not_fit_changes_nothing(make: Make) -> None:
     driver.feed(0, tokens(50))
     data = driver.runtime.save(SlotId(0), 20, 50)
     driver.copy(0, 1, 20)
-    driver.feed(2, tokens(177, salt=2))
+    driver.fill(2, 177)
     with pytest.raises(KVExhausted):
         driver.restore(1, 20, 50, data)
     assert driver.span(1) == (0, 19)
