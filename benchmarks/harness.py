@@ -55,6 +55,12 @@ class Bench:
         self._commands[server.spec.name] = " ".join(server.spec.command)
         asyncio.run(_warm_up(server, self.prompts(f"warm-up {server.port}")))
 
+    def single(self, label: str, server: RunningServer, measure: Measure) -> Measured:
+        """One run of one server, where there is nothing to alternate with."""
+        values = asyncio.run(measure(server, self.prompts(label)))
+        _show(label, server, values)
+        return values
+
     def pairs(
         self, label: str, count: int, ours: RunningServer, other: RunningServer, measure: Measure
     ) -> dict[str, tuple[tuple[float, ...], tuple[float, ...]]]:
@@ -64,8 +70,7 @@ class Bench:
             server = ours if is_ours else other
             values = asyncio.run(measure(server, self.prompts(f"{label} {pair}")))
             found[is_ours].append(values)
-            shown = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
-            print(f"  {label} {pair + 1}/{count} {server.spec.name}: {shown}", flush=True)
+            _show(f"{label} {pair + 1}/{count}", server, values)
         names = found[True][0]
         return {name: (_column(found[True], name), _column(found[False], name)) for name in names}
 
@@ -113,6 +118,11 @@ class Bench:
 async def _warm_up(server: RunningServer, source: PromptSource) -> None:
     await server.complete(source.ids(64), 8)
     await asyncio.gather(*(server.complete(source.ids(8), 8) for _ in range(4)))
+
+
+def _show(label: str, server: RunningServer, values: Measured) -> None:
+    shown = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+    print(f"  {label} {server.spec.name}: {shown}", flush=True)
 
 
 def _column(rows: Sequence[Measured], name: str) -> tuple[float, ...]:
