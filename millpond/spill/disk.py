@@ -297,8 +297,7 @@ class DiskTier:
 
     def _change_kind(self, entry: _DiskEntry, kind: SpanKind) -> None:
         self._index.set_kind(entry, kind)
-        if entry.folder != self._folders[kind]:
-            self._writer.submit(partial(self._settle, entry))
+        self._writer.submit(partial(self._settle, entry))
 
     def _remove_stranger(self, path: Path) -> None:
         n_bytes = self._strangers.pop(path, None)

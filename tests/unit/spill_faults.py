@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
@@ -39,6 +39,10 @@ class FaultyFiles(Files):
         self.gate = threading.Event()
         self.gate.set()
         self.writing = threading.Event()
+        self.move_gate = threading.Event()
+        self.move_gate.set()
+        self.moving = threading.Event()
+        self.before_read: Callable[[], object] | None = None
         self.attempts = 0
 
     def write(self, path: Path, parts: Sequence[bytes]) -> None:
@@ -52,9 +56,14 @@ class FaultyFiles(Files):
 
     def read(self, path: Path, head_bytes: int) -> tuple[bytes, bytes]:
         self._check("read")
+        if self.before_read is not None:
+            hook, self.before_read = self.before_read, None
+            hook()
         return super().read(path, head_bytes)
 
     def replace(self, source: Path, target: Path) -> None:
+        self.moving.set()
+        assert self.move_gate.wait(20.0)
         self._check("replace")
         super().replace(source, target)
 

@@ -176,6 +176,20 @@ def test_a_write_cut_off_by_a_crash_is_removed(tmp_path: Path) -> None:
         assert span_files(tmp_path) == {}
 
 
+def test_parked_files_of_a_dead_server_go_at_start_and_those_of_a_live_one_stay(tmp_path: Path) -> None:
+    live = InstanceLock.try_hold(tmp_path, "live")
+    assert live is not None
+    dead = tmp_path / "parked" / "dead"
+    dead.mkdir()
+    dead.with_suffix(".lock").touch()
+    for folder in (dead, tmp_path / "parked" / "live"):
+        (folder / f"{key_of(1).name}.kv").write_bytes(b"x")
+    with opened(tmp_path) as tier:
+        assert list(span_files(tmp_path)) == [f"parked/live/{key_of(1).name}.kv"]
+        assert (tier.held_keys(), tier.used_bytes) == ([], 0)
+    live.release()
+
+
 def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
     foreign = [
         tmp_path / "notes.txt",
@@ -231,10 +245,11 @@ def test_a_file_of_another_format_version_gives_way_to_ours_of_the_same_name(tmp
     head[8] = 7
     prefix_path(tmp_path, 1).parent.mkdir()
     prefix_path(tmp_path, 1).write_bytes(bytes(head) + xxh3_128_digest(bytes(head)) + block(1))
-    with opened(tmp_path, FILE) as tier:
+    with opened(tmp_path, 2 * FILE) as tier:
         assert (tier.held_keys(), tier.stats().other_bytes) == ([], FILE)
         store(tier, PREFIX, 1)
         assert (tier.stats().other_bytes, tier.used_bytes) == (0, FILE)
+        store(tier, PARKED, 2)
         assert tier.get(key_of(1)) == block(1)
 
 
@@ -314,6 +329,16 @@ def test_a_file_under_another_name_is_not_served(tmp_path: Path) -> None:
         assert (tier.get(key_of(1)), tier.get(key_of(2))) == (None, None)
         assert tier.take_lost() == [key_of(1), key_of(2)]
         assert tier.stats().corrupt == 2
+
+
+def test_a_file_under_another_name_is_quarantined_at_start(tmp_path: Path) -> None:
+    with opened(tmp_path) as tier:
+        store(tier, PREFIX, 1)
+    prefix_path(tmp_path, 1).replace(prefix_path(tmp_path, 2))
+    with opened(tmp_path) as tier:
+        assert tier.held_keys() == []
+        assert tier.flush(WAIT)
+        assert list(span_files(tmp_path)) == [f"quarantine/{key_of(2).name}.kv"]
 
 
 def test_quarantine_keeps_the_newest_few(tmp_path: Path) -> None:
@@ -475,6 +500,32 @@ def test_unwritten_bytes_are_served_from_memory(tmp_path: Path) -> None:
         assert tier.flush(WAIT)
         assert tier.get(key_of(1)) == data
         assert tier.get(key_of(1)) is not data
+
+
+@pytest.mark.parametrize(("before", "after"), [(PARKED, PREFIX), (PREFIX, PARKED)])
+def test_a_read_finds_a_file_that_moves_meanwhile(tmp_path: Path, before: SpanKind, after: SpanKind) -> None:
+    files = FaultyFiles()
+    with opened(tmp_path, files=files) as tier:
+        store(tier, before, 1)
+        files.move_gate.clear()
+        tier.set_kind(key_of(1), after)
+        files.before_read = lambda: files.move_gate.set() or tier.flush(WAIT)
+        assert tier.get(key_of(1)) == block(1)
+        assert tier.take_lost() == []
+
+
+def test_a_kind_changed_back_during_the_move_wins(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    with opened(tmp_path, files=files) as tier:
+        store(tier, PREFIX, 1)
+        files.move_gate.clear()
+        files.moving.clear()
+        tier.set_kind(key_of(1), PARKED)
+        assert files.moving.wait(WAIT)
+        tier.set_kind(key_of(1), PREFIX)
+        files.move_gate.set()
+        assert tier.flush(WAIT)
+        assert span_files(tmp_path) == {f"prefix/{key_of(1).name}.kv": FILE}
 
 
 def test_a_full_queue_refuses_and_evicts_nothing(tmp_path: Path) -> None:

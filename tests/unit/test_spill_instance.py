@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import signal
 import subprocess
 import sys
@@ -93,6 +94,24 @@ def test_a_linked_lock_file_is_not_followed(tmp_path: Path) -> None:
     assert target.read_text() == "keep"
     with pytest.raises(ConfigError, match="cannot be used"):
         InstanceLock.try_hold(tmp_path, "x")
+
+
+def test_a_lock_file_removed_while_we_wait_for_it_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, flock, calls = tmp_path / "parked" / "a.lock", fcntl.flock, list[int]()
+
+    def flock_after_a_cleaner(descriptor: int, operation: int) -> None:
+        if not calls:
+            path.unlink()
+        calls.append(descriptor)
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock_after_a_cleaner)
+    lock = held(tmp_path, "a")
+    assert (len(calls), path.exists()) == (2, True)
+    assert InstanceLock.try_hold(tmp_path, "a") is None
+    lock.release()
 
 
 def test_nothing_there_is_no_error(tmp_path: Path) -> None:

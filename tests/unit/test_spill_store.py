@@ -104,7 +104,8 @@ def test_a_prefix_no_slower_tier_takes_is_lost() -> None:
 def test_a_key_is_in_one_tier_only() -> None:
     tiers = [ram(1), ram(2)]
     store = SpillStore(tiers)
-    put_all(store, {1: PREFIX, 2: PREFIX, 1: PREFIX})  # noqa: F601 - the point: 1 again, when it is below
+    put_all(store, {1: PREFIX, 2: PREFIX})
+    assert where(tiers) == [{2}, {1}]
     assert store.put(key_of(1), PARKED, block(1))
     assert where(tiers) == [{2}, {1}]
     assert tiers[1].stats().parked_entries == 1

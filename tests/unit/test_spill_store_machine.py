@@ -162,6 +162,8 @@ class StoreMachine(RuleBasedStateMachine):
             return
         path = self.root / data.draw(st.sampled_from(names))
         raw = bytearray(path.read_bytes())
+        if not raw:
+            return
         if data.draw(st.booleans()):
             raw = raw[: data.draw(st.integers(0, len(raw) - 1))]
         else:
