@@ -112,6 +112,7 @@ class Lifecycle:
             for timer in self._timers:
                 timer.cancel()
             self._socket.close()
+        await self._end_tasks()
 
     def stop(self) -> None:
         if self._stopping:
@@ -125,6 +126,12 @@ class Lifecycle:
         timeout = self._config.drain_timeout
         self._timers.append(loop.call_later(timeout, self._end_streams))
         self._timers.append(loop.call_later(timeout + LAST_WORDS, self._end_now))
+
+    async def _end_tasks(self) -> None:
+        """After a forced exit each open request sees its client gone, and gives its work back to the engine."""
+        left = list(self._server.server_state.tasks)
+        if left:
+            await asyncio.wait(left, timeout=LAST_WORDS)
 
     def _announce(self) -> None:
         self._on_started(self.url)

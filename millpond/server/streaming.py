@@ -32,6 +32,7 @@ from millpond.server.errors import (
     wire_error,
 )
 from millpond.server.exchanges import Exchange
+from millpond.types import FinishReason
 
 _MERGE_BUFFER = 64
 """Deltas waiting between the engine's streams and the socket, when a request has several prompts."""
@@ -126,7 +127,7 @@ class GenerationResponse(Response):
 
     async def _answer(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await self._generate(send)
+            await self._generate(exchange, send)
             return
         except asyncio.CancelledError:
             failure = finish_error(exchange.cause) if exchange.cause else None
@@ -152,14 +153,14 @@ class GenerationResponse(Response):
         else:
             await error_response(failure)(scope, receive, send)
 
-    async def _generate(self, send: Send) -> None:
+    async def _generate(self, exchange: Exchange, send: Send) -> None:
         if self._context.exchanges.draining:
             raise NotReady("the server is shutting down", retry_after=1)
         async with contextlib.AsyncExitStack() as cleanup:
             streams: list[OutputStream] = []
             for prompt, options in zip(self._plan.prompts, self._plan.options, strict=True):
                 stream = await self._context.engine.submit(prompt, self._plan.params, options)
-                cleanup.callback(stream.cancel)
+                cleanup.callback(_cancel, stream, exchange)
                 streams.append(stream)
             if self._plan.stream:
                 self._writer = EventStreamWriter(send, self._context.ping_interval)
@@ -218,6 +219,10 @@ class GenerationResponse(Response):
             PromptFinishes(stream.prompt_tokens, [finishes[place * n + index] for index in range(n)])
             for place, stream in enumerate(streams)
         ]
+
+
+def _cancel(stream: OutputStream, exchange: Exchange) -> None:
+    stream.cancel(exchange.cause or FinishReason.CANCELLED)
 
 
 def _raise_if_failed(finish: Finish) -> None:

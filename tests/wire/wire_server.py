@@ -24,24 +24,30 @@ class RunningServer:
     engine: FakeTextEngine
     lifecycle: Lifecycle
     open_exchanges: Callable[[], int]
+    serving: asyncio.Future[None]
+    """Done when the server has closed everything."""
 
 
 @contextlib.asynccontextmanager
 async def running(
-    engine: FakeTextEngine | None = None, *, ping_interval: float = 10.0, **settings: Any
+    engine: FakeTextEngine | None = None,
+    *,
+    ping_interval: float = 10.0,
+    drain: Callable[[], None] = lambda: None,
+    **settings: Any,
 ) -> AsyncIterator[RunningServer]:
     """`settings` are fields of ServerConfig."""
     engine = engine or FakeTextEngine()
     config = replace(ServerConfig(port=0, drain_timeout=0.0), **settings)
     app = create_app(engine, config, QueueConfig(), MODEL, lambda: 1_790_000_000.0, ping_interval=ping_interval)
     started = asyncio.Event()
-    lifecycle = Lifecycle(app, config, lambda url: started.set(), lambda: None)
+    lifecycle = Lifecycle(app, config, lambda url: started.set(), drain)
     serving = asyncio.ensure_future(lifecycle.run())
     await started.wait()
     port = int(lifecycle.url.rsplit(":", 1)[1])
     exchanges = context_of(app).exchanges
     try:
-        yield RunningServer(lifecycle.url, port, engine, lifecycle, lambda: len(exchanges))
+        yield RunningServer(lifecycle.url, port, engine, lifecycle, lambda: len(exchanges), serving)
     finally:
         if not serving.done():
             lifecycle.stop()
