@@ -21,6 +21,7 @@ from millpond.kvcache.stored import StoredIndex
 from millpond.outputs import EngineInfo
 from millpond.runtime.base import ContextLimits, ContextParams, Runtime
 from millpond.sampling.sampler import SamplerFactory
+from millpond.scheduler.preemption import VictimRule, least_generated
 from millpond.scheduler.scheduler import Scheduler, SchedulerConfig
 from millpond.spill.disk import DiskTier
 from millpond.spill.ram import RamTier
@@ -57,7 +58,12 @@ def context_params(config: EngineConfig, *, n_ctx_train: int, memory_kind: Memor
     )
 
 
-def build_core(runtime: Runtime, config: EngineConfig, clock: Callable[[], float]) -> EngineCore:
+def build_core(
+    runtime: Runtime,
+    config: EngineConfig,
+    clock: Callable[[], float],
+    victim_rule: VictimRule = least_generated,
+) -> EngineCore:
     """`clock`: monotonic seconds. Raises ConfigError when max_model_len does not fit the pool."""
     limits = runtime.limits
     info = _engine_info(runtime, config)
@@ -72,13 +78,21 @@ def build_core(runtime: Runtime, config: EngineConfig, clock: Callable[[], float
         logger.warning("prefix reuse is off: %s models are served without it", runtime.model.memory_kind.value)
     layout = PagedSpans() if limits.can_copy_ranges else WholeSpans(can_cut=limits.can_trim)
     index = RadixTree() if limits.can_copy_ranges and shares else NaiveIndex()
-    manager = KVCacheManager(limits.n_cells, limits.n_slots, index, layout, stored, reuse=shares)
-    scheduler_config = _scheduler_config(config, limits, identity, shares=shares)
-    scheduler = Scheduler(scheduler_config, manager, runtime.vocab.eog_ids)
+    n_cells = _ledger_cells(runtime, info)
+    manager = KVCacheManager(n_cells, limits.n_slots, index, layout, stored, reuse=shares)
+    scheduler_config = _scheduler_config(config, limits, identity, n_cells=n_cells, shares=shares)
+    scheduler = Scheduler(replace(scheduler_config, victim_rule=victim_rule), manager, runtime.vocab.eog_ids)
     samplers = SamplerFactory(runtime.model.n_vocab, runtime.vocab.eog_ids, runtime.candidates)
     executor = KVExecutor(runtime, store, clock)
     runner = ModelRunner(runtime, samplers, clock)
     return EngineCore(info, scheduler, executor, runner, clock)
+
+
+def _ledger_cells(runtime: Runtime, info: EngineInfo) -> int:
+    """Recurrent state takes a slot, whatever its length: there cells are no limit."""
+    if runtime.model.memory_kind is MemoryKind.RECURRENT:
+        return info.n_slots * info.max_model_len
+    return runtime.limits.n_cells
 
 
 def _engine_info(runtime: Runtime, config: EngineConfig) -> EngineInfo:
@@ -118,13 +132,13 @@ def _spill_store(config: EngineConfig, identity: StateIdentity) -> SpillStore:
 
 
 def _scheduler_config(
-    config: EngineConfig, limits: ContextLimits, identity: StateIdentity, *, shares: bool
+    config: EngineConfig, limits: ContextLimits, identity: StateIdentity, *, n_cells: int, shares: bool
 ) -> SchedulerConfig:
     return SchedulerConfig(
         max_running=min(config.max_running, limits.n_slots),
         max_rows=limits.n_batch,
         max_step_ms=config.max_step_ms,
-        growth_cells=min(int(limits.n_cells * config.growth_watermark), limits.n_cells // 4),
+        growth_cells=min(int(n_cells * config.growth_watermark), n_cells // 4),
         cache_cells=config.cache_cells,
         quantum=config.quantum,
         identity=identity,

@@ -28,7 +28,13 @@ from millpond.scheduler.output import (
     SchedulerOutput,
     StepOutcome,
 )
-from millpond.scheduler.preemption import IMMUNITY_TOKENS, choose_slot_victim, choose_victim
+from millpond.scheduler.preemption import (
+    IMMUNITY_TOKENS,
+    VictimRule,
+    choose_slot_victim,
+    choose_victim,
+    least_generated,
+)
 from millpond.scheduler.sequence import Ending, Sequence
 from millpond.types import FinishReason, SequenceId, SequenceStatus, SlotId, TokenId
 
@@ -63,6 +69,7 @@ class SchedulerConfig:
     share_prefixes: bool
     can_cut: bool
     """A slot can be cut back to its counter after a failed decode; else it starts over."""
+    victim_rule: VictimRule = least_generated
 
 
 class Scheduler:
@@ -216,7 +223,8 @@ class Scheduler:
         return policy.resume_order(holding, self._missing)[::-1]
 
     def _park_one(self, now: float) -> bool:
-        victim = choose_victim([seq for seq in self._running if seq.id not in self._restores])
+        movable = [seq for seq in self._running if seq.id not in self._restores]
+        victim = choose_victim(movable, self._config.victim_rule)
         if victim is None:
             return False
         self._park(victim, now)
