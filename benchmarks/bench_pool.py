@@ -167,7 +167,7 @@ SAVE_CELLS = 2048
 
 
 async def save_gap_once(server: RunningServer, prompts: PromptSource) -> Measured:
-    """Three streams fill 2048 cells by decoding; the one of low priority is parked and, after another's end, resumed."""
+    """Three streams fill 2048 cells by decoding; the one of low priority is parked and resumed after another ended."""
     parked = await server.stream(prompts.ids(PARKED_PROMPT), 220, priority=-1)
     await parked.wait_events(3)
     watched = await server.stream(prompts.ids(20), 450, priority=2)

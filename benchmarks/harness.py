@@ -10,12 +10,13 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import psutil
 from prompts import PromptSource, Vocabulary, read_vocabulary
@@ -25,7 +26,7 @@ from settings import Settings
 from millpond.bench.pairs import Comparison, Figure, Target, alternate
 
 Measured = dict[str, float]
-Measure = Callable[[RunningServer, PromptSource], Awaitable[Measured]]
+Measure = Callable[[RunningServer, PromptSource], Coroutine[Any, Any, Measured]]
 
 
 class Bench:
@@ -183,10 +184,15 @@ def _version(package: str) -> str | None:
         return None
 
 
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    """Raises SystemExit in the main thread, so that the servers are stopped."""
+    sys.exit(128 + number)
+
+
 @contextmanager
 def peer_beside(settings: Settings, cells: int) -> Generator[tuple[RunningServer, Vocabulary]]:
     """The peer, and the words it tokenizes for the prompts of both. SIGTERM ends the script, servers included."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, _terminate)
     with running(peer_spec(settings, cells)) as peer:
         yield peer, read_vocabulary(peer.port)
 
