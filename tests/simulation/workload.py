@@ -1,49 +1,14 @@
-"""Seeded workloads on the real EngineCore over FakeRuntime and a virtual clock, with the invariants checked each step."""
+"""Seeded random jobs, and what each gives alone."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
 
+from millpond.bench.simulation import Job, Pool, Simulation
 from millpond.config import EngineConfig
-from millpond.engine.build import build_core
-from millpond.engine.core import EngineCore
-from millpond.outputs import FinishEvent, StepStats
 from millpond.request import Request
-from millpond.runtime.base import ContextParams
-from millpond.runtime.fake import FakeRuntime
-from millpond.runtime.faults import FaultPlan
 from millpond.sampling_params import SamplingParams
-from millpond.types import FinishReason, MemoryKind, RequestId, SequenceId
-
-COMPLETED = frozenset({FinishReason.LENGTH, FinishReason.STOP})
-
-
-@dataclass(frozen=True)
-class Job:
-    at: float
-    """Virtual seconds."""
-    request: Request
-    abort_at: float | None = None
-
-
-@dataclass(frozen=True)
-class Pool:
-    n_cells: int
-    n_slots: int = 24
-    unified: bool = True
-    memory_kind: MemoryKind = MemoryKind.ATTENTION
-    faults: str = ""
-
-
-@dataclass
-class Report:
-    outputs: dict[int, list[int]] = field(default_factory=dict)
-    finishes: dict[int, FinishEvent] = field(default_factory=dict)
-    steps: int = 0
-    stats: StepStats = field(default_factory=StepStats)
-    virtual_seconds: float = 0.0
-    gaps: list[float] = field(default_factory=list)
+from millpond.types import MemoryKind, RequestId
 
 
 def random_jobs(rng: random.Random, count: int, *, longest: int, cancels: bool = True) -> list[Job]:
@@ -77,67 +42,12 @@ def random_jobs(rng: random.Random, count: int, *, longest: int, cancels: bool =
     return jobs
 
 
-class Simulation:
-    """Feeds jobs by virtual arrival time and steps until all ended."""
-
-    def __init__(self, pool: Pool, config: EngineConfig, *, check: bool = True) -> None:
-        plan = FaultPlan.parse(pool.faults) if pool.faults else None
-        params = ContextParams(n_cells=pool.n_cells, n_slots=pool.n_slots, unified=pool.unified)
-        self.runtime = FakeRuntime(params, memory_kind=pool.memory_kind, round_to=1, faults=plan)
-        self._idle = 0.0
-        self._check = check
-        self.core: EngineCore = build_core(self.runtime, config, self.now)
-
-    def now(self) -> float:
-        return self._idle + self.runtime.virtual_time
-
-    def run(self, jobs: list[Job], max_steps: int = 100_000) -> Report:
-        report = Report()
-        pending = sorted(enumerate(jobs), key=lambda entry: entry[1].at, reverse=True)
-        leaving = {number: job.abort_at for number, job in enumerate(jobs) if job.abort_at is not None}
-        while (pending or len(report.finishes) < len(jobs)) and report.steps < max_steps:
-            if not self.core.has_work and pending:
-                self._idle += max(0.0, pending[-1][1].at - self.now())
-            while pending and pending[-1][1].at <= self.now():
-                number, job = pending.pop()
-                self.core.add(SequenceId(number), job.request)
-                report.outputs[number] = []
-            for number in [number for number, at in leaving.items() if at <= self.now()]:
-                del leaving[number]
-                self.core.end(SequenceId(number), FinishReason.CANCELLED)
-            self._step(report, may_idle=bool(pending))
-        report.virtual_seconds = self.now()
-        return report
-
-    def _step(self, report: Report, *, may_idle: bool) -> None:
-        if not self.core.has_work:
-            return
-        before = self.now()
-        result = self.core.step()
-        report.steps += 1
-        if self._check:
-            self.core.scheduler.check()
-        for event in result.tokens:
-            output = report.outputs[event.sequence_id]
-            assert event.sequence_id not in report.finishes, "a token after the end"
-            assert event.output_index == len(output), "a token was lost or repeated"
-            output.append(event.token_id)
-        for finish in result.finished:
-            assert finish.sequence_id not in report.finishes, "ended twice"
-            assert finish.output_length == len(report.outputs[finish.sequence_id])
-            report.finishes[finish.sequence_id] = finish
-        report.stats = result.stats
-        report.gaps.append(self.now() - before)
-        if not result.progressed:
-            assert may_idle or self.core.has_work is False, f"stuck: {result.stats}"
-            self._idle += 0.01
-
-
 def solo_output(request: Request, memory_kind: MemoryKind = MemoryKind.ATTENTION) -> list[int]:
     """What the request gives alone in a pool of its own, cache off."""
     need = len(request.prompt_ids) + request.max_tokens + 1
-    kind = Pool(need, n_slots=1, memory_kind=memory_kind)
-    alone = Simulation(kind, EngineConfig(max_running=1, prefix_cache=False, spill_ram=0), check=False)
+    alone = Simulation(
+        Pool(need, n_slots=1, memory_kind=memory_kind), EngineConfig(max_running=1, prefix_cache=False, spill_ram=0)
+    )
     undisturbed = Request(
         request.request_id, request.prompt_ids, request.params, request.max_tokens, request.seed, arrival=0.0
     )
