@@ -125,10 +125,10 @@ async def test_a_bad_field_is_named(server: RunningServer, base: dict[str, Any],
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [5]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[0].content[0].type"),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-            "messages[0].content[0]",
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "text": "x", "image_url": {}}]}]},
+            "messages[0].content[0].type",
         ),
         ({"messages": [{"role": "assistant", "tool_calls": "x"}]}, "messages[0].tool_calls"),
         (chat(logprobs=5), "logprobs"),
@@ -251,6 +251,14 @@ async def test_another_model_is_404(server: RunningServer, path: str):
 async def test_the_served_model_needs_no_name(server: RunningServer, model: dict[str, Any]):
     reply = await exchange(server.port, post(CHAT, chat(**model)))
     assert reply.status == 200 and reply.json["model"] == MODEL
+
+
+async def test_integers_may_be_written_as_floats(server: RunningServer):
+    reply = await exchange(server.port, post(TEXT, {"prompt": [104.0, 105], "max_tokens": 3.0, "seed": 7.0}))
+    assert reply.status == 200
+    prompt, params, _ = server.engine.submitted[-1]
+    assert (list(prompt.token_ids), params.max_tokens, params.seed) == ([104, 105], 3, 7)
+    assert type(params.seed) is int and all(type(token_id) is int for token_id in prompt.token_ids)
 
 
 async def test_unknown_fields_and_nulls_are_accepted(server: RunningServer):

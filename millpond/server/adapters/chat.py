@@ -25,16 +25,12 @@ def chat_plan(body: ChatRequest, caller: Caller) -> GenerationPlan:
 
 
 def chat_input(messages: Sequence[ChatMessage], template_kwargs: dict[str, Any] | None = None) -> ChatInput:
-    plain = [_plain_message(message, place) for place, message in enumerate(messages)]
+    plain = [_plain_message(message) for message in messages]
     return ChatInput(messages=plain, template_kwargs=dict(template_kwargs or {}))
 
 
-def _plain_message(message: ChatMessage, place: int) -> dict[str, Any]:
+def _plain_message(message: ChatMessage) -> dict[str, Any]:
     """Nulls and empty tool_calls left out, but content always there: templates read it unasked."""
-    for number, part in enumerate(message.content if isinstance(message.content, list) else ()):
-        if part.type != "text" or part.text is None:
-            field = f"messages[{place}].content[{number}]"
-            raise unsupported(field, f"only text parts with a text are supported, got type {part.type[:50]!r}")
     plain = message.model_dump(exclude_none=True)
     if not plain.get("tool_calls"):
         plain.pop("tool_calls", None)

@@ -61,10 +61,13 @@ def check_token_ids(ids: list[Any], name: str, n_vocab: int | None, *, allow_emp
     if not ids and not allow_empty:
         raise InvalidParameter(name, "must not be empty")
     end = 2**31 if n_vocab is None else n_vocab
-    for place, token_id in enumerate(ids):
+    checked: list[int] = []
+    for place, given in enumerate(ids):
+        token_id: Any = int(given) if isinstance(given, float) and given.is_integer() else given
         if type(token_id) is not int or not 0 <= token_id < end:
             raise InvalidParameter(f"{name}[{place}]", f"must be a token id between 0 and {end - 1}")
-    return ids
+        checked.append(token_id)
+    return checked
 
 
 class CompletionDialect:

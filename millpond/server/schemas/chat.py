@@ -7,14 +7,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from millpond.sampling_params import MAX_TOP_LOGPROBS
-from millpond.server.schemas.common import GenerationFields, TokenCount, WireModel
+from millpond.server.schemas.common import GenerationFields, Integer, TokenCount, WireModel
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
 class ContentPart(WireModel):
-    type: str
-    text: str | None = None
+    type: Literal["text"]
+    text: str
 
 
 class ChatMessage(WireModel):
@@ -29,7 +29,7 @@ class ChatRequest(GenerationFields):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    top_logprobs: Annotated[Integer, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None

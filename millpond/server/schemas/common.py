@@ -1,13 +1,13 @@
 """Fields that chat and text completions share. Knows JSON types and ranges; not what the values do.
 
-Strict types (the string "5" is no number), unknown fields accepted, null is absent.
+Strict types (the string "5" is no number, 5.0 is the integer 5), unknown fields accepted, null is absent.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from millpond.sampling_params import MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_TOKEN_IDS
 from millpond.server.limits import MAX_NAME_LENGTH, MAX_OUTPUTS, MAX_STOP_LENGTH, MAX_STOP_STRINGS
@@ -15,14 +15,21 @@ from millpond.server.limits import MAX_NAME_LENGTH, MAX_OUTPUTS, MAX_STOP_LENGTH
 INT32_MAX = 2**31 - 1
 UINT64_MAX = 2**64 - 1
 
-TokenCount = Annotated[int, Field(ge=1, le=INT32_MAX)]
+
+def _integral(value: Any) -> Any:
+    """5.0 is an integer in JSON; some clients write every number so."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Integer = Annotated[int, BeforeValidator(_integral)]
+TokenCount = Annotated[Integer, Field(ge=1, le=INT32_MAX)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 StopList = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 RepetitionPenalty = Annotated[float, Field(ge=0.01, le=100.0)]
 Name = Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
-TokenIdField = Annotated[int, Field(ge=0, le=INT32_MAX)]
+TokenIdField = Annotated[Integer, Field(ge=0, le=INT32_MAX)]
 
 
 class WireModel(BaseModel):
@@ -36,15 +43,15 @@ class StreamOptions(WireModel):
 class GenerationFields(WireModel):
     model: str | None = None
     max_tokens: TokenCount | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_OUTPUTS)] | None = None
+    min_tokens: Annotated[Integer, Field(ge=0, le=INT32_MAX)] | None = None
+    n: Annotated[Integer, Field(ge=1, le=MAX_OUTPUTS)] | None = None
     stop: StopString | StopList | None = None
     stop_token_ids: Annotated[list[TokenIdField], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     temperature: Annotated[float, Field(ge=0.0, le=100.0)] | None = None
-    top_k: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    top_k: Annotated[Integer, Field(ge=0, le=INT32_MAX)] | None = None
     top_p: Fraction | None = None
     min_p: Fraction | None = None
-    seed: Annotated[int, Field(ge=0, le=UINT64_MAX)] | None = None
+    seed: Annotated[Integer, Field(ge=0, le=UINT64_MAX)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: RepetitionPenalty | None = None
@@ -57,7 +64,7 @@ class GenerationFields(WireModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
-    priority: Annotated[int, Field(ge=-(2**31), le=INT32_MAX)] | None = None
+    priority: Annotated[Integer, Field(ge=-(2**31), le=INT32_MAX)] | None = None
     cache_salt: Name | None = None
     prompt_cache_key: Name | None = None
     timeout: Annotated[float, Field(gt=0.0, le=1e9)] | None = None

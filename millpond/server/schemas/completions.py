@@ -8,7 +8,7 @@ from pydantic import Field, WithJsonSchema
 
 from millpond.sampling_params import MAX_TOP_LOGPROBS
 from millpond.server.limits import MAX_OUTPUTS
-from millpond.server.schemas.common import INT32_MAX, GenerationFields
+from millpond.server.schemas.common import INT32_MAX, GenerationFields, Integer, TokenCount
 
 _TEXT: dict[str, Any] = {"type": "string", "minLength": 1}
 _IDS: dict[str, Any] = {
@@ -27,8 +27,8 @@ PROMPT_SCHEMA: dict[str, Any] = {
 
 class CompletionRequest(GenerationFields):
     prompt: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
-    max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
-    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    best_of: Annotated[int, Field(ge=1, le=MAX_OUTPUTS)] | None = None
+    max_completion_tokens: TokenCount | None = None
+    logprobs: Annotated[Integer, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    best_of: Annotated[Integer, Field(ge=1, le=MAX_OUTPUTS)] | None = None
     echo: bool | None = None
     suffix: str | None = None
