@@ -354,7 +354,7 @@ class FakeRuntime:
             raise RuntimeFailure(f"only the whole of slot {slot} can be saved, [0, {len(held.cells)})")
         saved = held.cells[start:end]
         body = np.array([(cell.token, cell.value) for cell in saved], dtype=_CELL)
-        intact = min(max(held.intact_from, start), end)
+        intact = min(max(held.intact_from, start, end - self._window if self._window else start), end)
         head = np.array([(_MAGIC, _KINDS.index(self._kind), start, end, intact, held.state)], dtype=_HEAD)
         self._spend(self._cost.moved * len(saved))
         return head.tobytes() + body.tobytes()

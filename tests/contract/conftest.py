@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from contract_driver import Driver, FakeMaker, LlamaCppMaker, Maker
+from contract_driver import Driver, FakeMaker, LlamaCppMaker, Maker, driver_builder
 
-from millpond.runtime.base import ContextParams
+sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
 
 BOTH = [pytest.param("fake"), pytest.param("llamacpp", marks=[pytest.mark.model, pytest.mark.slow])]
 
@@ -26,14 +27,4 @@ def maker(request: pytest.FixtureRequest) -> Iterator[Maker]:
 
 @pytest.fixture
 def make(maker: Maker) -> Iterator[Callable[..., Driver]]:
-    """make(n_cells=256, n_slots=4, unified=True, ...) -> a Driver with empty slots."""
-    made: list[Driver] = []
-
-    def build(*, n_cells: int = 256, n_slots: int = 4, unified: bool = True, **more: int) -> Driver:
-        params = ContextParams(n_cells=n_cells, n_slots=n_slots, unified=unified, threads=1, **more)
-        made.append(maker.make(params))
-        return made[-1]
-
-    yield build
-    for driver in made:
-        maker.take_back(driver)
+    yield from driver_builder(maker)

@@ -18,7 +18,9 @@ Make = Callable[..., Driver]
 def make_faulty(make: Make) -> Callable[[str], Driver]:
     def build(plan: str) -> Driver:
         driver = make(n_cells=256, n_slots=4)
-        return Driver(FaultyRuntime(driver.runtime, FaultPlan.parse(plan)), exact=driver.exact, filler=driver.filler)
+        return Driver(
+            FaultyRuntime(driver.runtime, FaultPlan.parse(plan)), tolerance=driver.tolerance, filler=driver.filler
+        )
 
     return build
 
