@@ -1,11 +1,7 @@
 """FakeRuntime: the Runtime protocol without a library, for tests and simulation. Knows cells and faults; no engine.
 
-Every token is a function of the cells its slot really sees, so a test compares outputs and a wrong cell shows. It keeps
-the library's traps: cells shared by reference, a pool of a rounded size, streams that cannot share, recurrent state
-that cannot be cut, sliding windows that lose cells of idle slots in silence, saved bytes that nobody checksums.
-
-    pool (unified)            cells: [a b c d e f . . .]      slot 0: a b c d      refs of a, b: 2
-                                                              slot 1: a b e f      free: 3
+Every token is a function of the cells its slot really sees (fake_model), so a test compares outputs and a wrong cell
+shows. The memory under it (fake_memory) has the library's traps; the guards are those of LlamaCppRuntime.
 """
 
 from __future__ import annotations
@@ -14,25 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
 from millpond.errors import InvalidBatch, KVExhausted, RuntimeFailure, StateRejected
 from millpond.outputs import ModelInfo
 from millpond.runtime.base import Batch, ContextLimits, ContextParams, Logits
 from millpond.runtime.fake_candidates import FakeCandidates
-from millpond.runtime.fake_model import MASK, FakeModel, greedy, greedy_without, mix
+from millpond.runtime.fake_memory import CELL, FakeMemory
+from millpond.runtime.fake_model import FakeModel, greedy, greedy_without
 from millpond.runtime.fake_vocab import FakeVocab
 from millpond.runtime.faults import FaultEffects, FaultInjector, FaultPlan
 from millpond.types import MemoryKind, SlotId, TokenId
 
 DEFAULT_WINDOW = 32
-_CELL = np.dtype([("token", "<i4"), ("value", "<u8")])
-_HEAD = np.dtype(
-    [("magic", "<u4"), ("kind", "<u4"), ("start", "<i4"), ("end", "<i4"), ("intact", "<i4"), ("state", "<u8")]
-)
-_MAGIC = 0x4C494D50
-_KINDS = tuple(MemoryKind)
 _Row: TypeAlias = tuple[TokenId, int, int]
 """Token, position, slot."""
 
@@ -49,42 +37,6 @@ class CostModel:
 
     def decode(self, rows: int, rows_times_cells: int) -> float:
         return self.step + self.row * rows + self.cell * rows_times_cells
-
-
-class _Cell:
-    __slots__ = ("refs", "token", "value")
-
-    def __init__(self, token: TokenId, value: int) -> None:
-        self.token = token
-        self.value = value
-        self.refs = 1
-
-
-class _Slot:
-    """Cells of positions 0, 1, ...; `views[n]` stands for what a row at position n sees of them."""
-
-    __slots__ = ("cells", "intact_from", "state", "views")
-
-    def __init__(self, start: int) -> None:
-        self.cells: list[_Cell] = []
-        self.views: list[int] = [start]
-        self.state = 0
-        self.intact_from = 0
-        """Sliding window: cells below this position have lost their windowed part."""
-
-    def append(self, cells: Sequence[_Cell]) -> None:
-        self.cells += cells
-        view = self.views[-1]
-        for cell in cells:
-            view = (view + cell.value) & MASK
-            self.views.append(view)
-
-    def cut(self, end: int) -> list[_Cell]:
-        """Takes the cells from `end` on out."""
-        removed = self.cells[end:]
-        del self.cells[end:]
-        del self.views[end + 1 :]
-        return removed
 
 
 class FakeRuntime:
@@ -123,11 +75,15 @@ class FakeRuntime:
         self._injector = FaultInjector(faults or FaultPlan(), effects or FaultEffects())
         self._cost = cost or CostModel()
         self._on_cost = on_cost
-        self._slots = [_Slot(self._fake_model.start) for _ in range(params.n_slots)]
+        self._memory = FakeMemory(
+            memory_kind,
+            n_slots=params.n_slots,
+            unified=params.unified,
+            window=self._window,
+            start=self._fake_model.start,
+        )
         self._wanted: dict[int, tuple[int, TokenId]] = {}
         self._computed: dict[int, Logits] = {}
-        self.cells_used = 0
-        """Cells that at least one slot holds."""
         self.rows_computed = 0
         self.virtual_time = 0.0
         """Seconds all calls took, by the cost model."""
@@ -154,12 +110,18 @@ class FakeRuntime:
         return self._injector
 
     @property
+    def cells_used(self) -> int:
+        """Cells that at least one slot holds."""
+        return self._memory.cells_used
+
+    @property
     def cells_free(self) -> int:
-        return self._limits.n_cells - self.cells_used
+        return self._limits.n_cells - self._memory.cells_used
 
     def history(self, slot: SlotId) -> list[TokenId]:
         """Token ids of the slot's cells in order of position: what a test compares with the ledger."""
-        return [cell.token for cell in self._slots[slot].cells]
+        self._length(slot)
+        return self._memory.history(slot)
 
     def expected_greedy(
         self, prompt_ids: Sequence[TokenId], n_tokens: int, *, ignore_eos: bool = False
@@ -201,13 +163,8 @@ class FakeRuntime:
         self._injector.move("drop", self._drop, slot)
 
     def span(self, slot: SlotId) -> tuple[int, int] | None:
-        held = self._slot(slot)
-        last = len(held.cells) - 1
-        if last < held.intact_from:
-            return None
-        if self._fake_model.has_state:
-            return last, last
-        return held.intact_from, last
+        self._length(slot)
+        return self._memory.span(slot)
 
     def save(self, slot: SlotId, start: int, end: int) -> bytes:
         return self._injector.save(self._save, slot, start, end)
@@ -216,8 +173,8 @@ class FakeRuntime:
         self._injector.restore(self._restore, slot, start, end, data)
 
     def close(self) -> None:
-        for slot in self._slots:
-            self._release(slot.cut(0))
+        for slot in range(self._limits.n_slots):
+            self._memory.cut(slot, 0)
 
     def _decode(self, batch: Batch) -> None:
         columns = (batch.token_ids, batch.positions, batch.slots)
@@ -226,28 +183,16 @@ class FakeRuntime:
         self._check_room(rows)
         self._wanted.clear()
         self._computed.clear()
+        self._memory.settle()
         for row, wants in enumerate(batch.wants_logits.tolist()):
-            token, position, index = rows[row]
-            value = self._append_row(self._slots[index], token, position)
+            token, position, slot = rows[row]
+            value = self._memory.append(slot, position, token)
             if wants:
                 self._wanted[row] = (value, token)
-        if self._kind is not MemoryKind.RECURRENT:
-            self.cells_used += len(rows)
         self.rows_computed += len(rows)
         if self._window:
-            self._lose_idle_cells({row[2] for row in rows}, len(rows))
+            self._memory.lose_idle_cells({row[2] for row in rows}, len(rows))
         self._spend(self._cost.decode(len(rows), self._cells_in_view(rows)))
-
-    def _append_row(self, slot: _Slot, token: TokenId, position: int) -> int:
-        view = slot.views[-1] ^ slot.state
-        if self._window:
-            view ^= max(0, slot.intact_from - max(0, position - self._window + 1))
-        value = mix(view, position, token)
-        slot.cells.append(_Cell(token, value))
-        slot.views.append((slot.views[-1] + value) & MASK)
-        if self._fake_model.has_state:
-            slot.state = value
-        return value
 
     def _check(self, batch: Batch, rows: list[_Row]) -> None:
         count = len(batch.token_ids)
@@ -255,14 +200,14 @@ class FakeRuntime:
             raise InvalidBatch("the columns of the batch differ in length")
         if not 0 < count <= self._limits.n_batch:
             raise InvalidBatch(f"a batch has 1 to {self._limits.n_batch} rows, not {count}")
-        n_tokens, n_slots = self._vocab.n_tokens, len(self._slots)
+        n_tokens, n_slots = self._vocab.n_tokens, self._limits.n_slots
         ends: dict[int, int] = {}
         for token, position, slot in rows:
             if not 0 <= slot < n_slots:
                 raise InvalidBatch(f"slot {slot} is not one of {n_slots}")
             if not 0 <= token < n_tokens:
                 raise InvalidBatch(f"token id {token} is not in the vocabulary (0 to {n_tokens - 1})")
-            end = ends[slot] if slot in ends else len(self._slots[slot].cells)
+            end = ends[slot] if slot in ends else self._memory.length(slot)
             if position != end:
                 raise InvalidBatch(f"slot {slot} goes on at position {end}, not {position}")
             ends[slot] = end + 1
@@ -281,109 +226,57 @@ class FakeRuntime:
     def _cells_in_view(self, rows: list[_Row]) -> int:
         """Sum over the rows. In a unified pool attention runs over other slots' cells as well."""
         if self._limits.unified:
-            return len(rows) * self.cells_used
+            return len(rows) * self._memory.cells_used
         return sum(row[1] for row in rows)
 
-    def _lose_idle_cells(self, busy: set[int], rows: int) -> None:
-        """The library reuses unshared cells that their slot's window has left behind, and says nothing."""
-        for index, slot in enumerate(self._slots):
-            if index in busy or rows == 0:
-                continue
-            behind = max(0, len(slot.cells) - self._window)
-            lost = 0
-            while lost < rows and slot.intact_from + lost < behind and slot.cells[slot.intact_from + lost].refs == 1:
-                lost += 1
-            slot.intact_from += lost
-            rows -= lost
-
     def _copy(self, source: SlotId, target: SlotId, end: int) -> None:
-        if not self._limits.can_copy_ranges:
-            raise RuntimeFailure("this context cannot share cells between slots")
-        giver, taker = self._slot(source), self._slot(target)
-        if taker.cells:
+        self._need_ranges()
+        self._check_range(source, 0, end)
+        if self._length(target) > 0:
             raise RuntimeFailure(f"slot {target} is not empty")
-        self._check_range(giver, source, 0, end)
-        shared = giver.cells[:end]
-        for cell in shared:
-            cell.refs += 1
-        taker.cells = shared
-        taker.views = giver.views[: end + 1]
-        taker.intact_from = min(giver.intact_from, end)
+        self._memory.share(source, target, end)
 
     def _merge(self, source: SlotId, target: SlotId, start: int, end: int) -> None:
-        if not self._limits.can_copy_ranges:
-            raise RuntimeFailure("this context cannot share cells between slots")
+        self._need_ranges()
+        self._check_range(source, start, end)
+        self._check_range(target, start, end)
         if source == target:
             raise RuntimeFailure(f"slot {source} cannot merge with itself")
-        giver, taker = self._slot(source), self._slot(target)
-        self._check_range(giver, source, start, end)
-        self._check_range(taker, target, start, end)
-        shared = giver.cells[start:end]
-        for cell in shared:
-            cell.refs += 1
-        tail = taker.cut(start)
-        self._release(tail[: end - start])
-        taker.append([*shared, *tail[end - start :]])
+        self._memory.merge(source, target, start, end)
 
     def _trim(self, slot: SlotId, end: int) -> None:
-        if end == 0:
-            self._drop(slot)
-            return
-        if not self._limits.can_trim:
+        length = self._length(slot)
+        if end > 0 and not self._limits.can_trim:
             raise RuntimeFailure("recurrent state cannot be cut shorter")
-        held = self._slot(slot)
         if end < 0:
             raise RuntimeFailure(f"slot {slot} cannot be trimmed to {end}")
-        if end < len(held.cells) and held.intact_from > max(0, end - self._window):
-            raise RuntimeFailure(f"slot {slot} has lost the window of position {end}")
-        self._empty_from(held, end)
-
-    def _empty_from(self, held: _Slot, end: int) -> None:
-        self._release(held.cut(end))
-        held.intact_from = min(held.intact_from, end)
-        if end == 0:
-            held.state = 0
+        if 0 < end < length:
+            self._need_window(slot, end)
+        self._memory.cut(slot, end)
 
     def _drop(self, slot: SlotId) -> None:
-        self._empty_from(self._slot(slot), 0)
+        self._length(slot)
+        self._memory.cut(slot, 0)
 
     def _save(self, slot: SlotId, start: int, end: int) -> bytes:
-        held = self._slot(slot)
-        self._check_range(held, slot, start, end)
-        if not self._limits.can_copy_ranges and (start, end) != (0, len(held.cells)):
-            raise RuntimeFailure(f"only the whole of slot {slot} can be saved, [0, {len(held.cells)})")
-        saved = held.cells[start:end]
-        body = np.array([(cell.token, cell.value) for cell in saved], dtype=_CELL)
-        intact = min(max(held.intact_from, start, end - self._window if self._window else start), end)
-        head = np.array([(_MAGIC, _KINDS.index(self._kind), start, end, intact, held.state)], dtype=_HEAD)
-        self._spend(self._cost.moved * len(saved))
-        return head.tobytes() + body.tobytes()
+        self._check_range(slot, start, end)
+        length = self._length(slot)
+        if not self._limits.can_copy_ranges and (start, end) != (0, length):
+            raise RuntimeFailure(f"only the whole of slot {slot} can be saved, [0, {length})")
+        self._spend(self._cost.moved * (end - start))
+        return self._memory.read(slot, start, end)
 
     def _restore(self, slot: SlotId, start: int, end: int, data: bytes) -> None:
-        held = self._slot(slot)
-        if len(held.cells) != start or end <= start:
-            raise RuntimeFailure(f"slot {slot} holds [0, {len(held.cells)}); [{start}, {end}) does not follow")
+        length = self._length(slot)
+        if length != start or end <= start:
+            raise RuntimeFailure(f"slot {slot} holds [0, {length}); [{start}, {end}) does not follow")
         if not self._limits.can_copy_ranges and start > 0:
             raise RuntimeFailure("only a whole sequence can be restored")
-        state, intact, cells = self._read_saved(start, end, data)
+        if not self._memory.takes(start, end, data):
+            raise StateRejected(f"these {len(data)} bytes are not the state of positions {start} to {end}")
         self._check_room_for(end - start, end)
-        held.append([_Cell(token, value) for token, value in cells])
-        held.state = state
-        if intact > start:
-            held.intact_from = intact
-        if self._kind is not MemoryKind.RECURRENT:
-            self.cells_used += end - start
+        self._memory.write(slot, start, data)
         self._spend(self._cost.moved * (end - start))
-
-    def _read_saved(self, start: int, end: int, data: bytes) -> tuple[int, int, list[tuple[TokenId, int]]]:
-        if len(data) != _HEAD.itemsize + (end - start) * _CELL.itemsize:
-            raise StateRejected(f"{len(data)} bytes are not the state of {end - start} tokens")
-        head: NDArray[np.void] = np.frombuffer(data, dtype=_HEAD, count=1)
-        magic, kind, saved_start, saved_end, intact, state = head[0].item()
-        if (magic, kind, saved_start, saved_end) != (_MAGIC, _KINDS.index(self._kind), start, end):
-            raise StateRejected("the head of the saved bytes is not of this state")
-        body: NDArray[np.void] = np.frombuffer(data, dtype=_CELL, offset=_HEAD.itemsize)
-        return state, intact, body.tolist()
 
     def _check_room_for(self, n_tokens: int, end: int) -> None:
         if self._kind is MemoryKind.RECURRENT:
@@ -392,22 +285,24 @@ class FakeRuntime:
         if n_tokens > free:
             raise KVExhausted(f"{n_tokens} saved cells, {free} free")
 
-    def _release(self, cells: Sequence[_Cell]) -> None:
-        freed = 0
-        for cell in cells:
-            cell.refs -= 1
-            freed += cell.refs == 0
-        if self._kind is not MemoryKind.RECURRENT:
-            self.cells_used -= freed
+    def _length(self, slot: SlotId) -> int:
+        if not 0 <= slot < self._limits.n_slots:
+            raise RuntimeFailure(f"slot {slot} is not one of {self._limits.n_slots}")
+        return self._memory.length(slot)
 
-    def _slot(self, slot: SlotId) -> _Slot:
-        if not 0 <= slot < len(self._slots):
-            raise RuntimeFailure(f"slot {slot} is not one of {len(self._slots)}")
-        return self._slots[slot]
+    def _check_range(self, slot: SlotId, start: int, end: int) -> None:
+        length = self._length(slot)
+        if not 0 <= start < end <= length:
+            raise RuntimeFailure(f"slot {slot} holds [0, {length}), not [{start}, {end})")
 
-    def _check_range(self, held: _Slot, slot: SlotId, start: int, end: int) -> None:
-        if not 0 <= start < end <= len(held.cells):
-            raise RuntimeFailure(f"slot {slot} holds [0, {len(held.cells)}), not [{start}, {end})")
+    def _need_ranges(self) -> None:
+        if not self._limits.can_copy_ranges:
+            raise RuntimeFailure("this context cannot share cells between slots")
+
+    def _need_window(self, slot: SlotId, end: int) -> None:
+        span = self._memory.span(slot)
+        if self._window and span is not None and span[0] > max(0, end - self._window):
+            raise RuntimeFailure(f"slot {slot} has lost the window of position {end}")
 
     def _spend(self, seconds: float) -> None:
         self.virtual_time += seconds
@@ -453,7 +348,7 @@ def _model_info(
         size_bytes=0,
         memory_kind=kind,
         n_swa=window,
-        kv_bytes_per_token=_CELL.itemsize,
+        kv_bytes_per_token=CELL.itemsize,
         library="fake",
     )
     return replace(info, **overrides)  # pyright: ignore[reportArgumentType]

@@ -63,6 +63,7 @@ class FakeVocab:
         self._ids = {piece: index for index, piece in enumerate(self._pieces) if index >= controls}
         self._unknown = self._ids.get(b"?", n_tokens - 1)
         self._longest = max(map(len, self._pieces[controls:]))
+        self._longest_of_all = max(map(len, self._pieces))
         self._control_pattern = re.compile("(" + "|".join(map(re.escape, CONTROL_STRINGS)) + ")")
         self._completions = self._find_completions()
 
@@ -92,7 +93,7 @@ class FakeVocab:
 
     @property
     def max_piece_bytes(self) -> int:
-        return max(map(len, self._pieces))
+        return self._longest_of_all
 
     @property
     def completions(self) -> dict[TokenId, TokenId]:
