@@ -14,9 +14,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from millpond.engine.messages import Load
     from millpond.engine_client.supervisor import EngineCommand
     from millpond.models import ResolvedModel
-    from millpond.runtime.base import Runtime
+    from millpond.runtime.base import Runtime, Vocab
+    from millpond.text.input_processor import InputProcessor
 
 logger = logging.getLogger("millpond")
 
@@ -138,6 +139,20 @@ def build_async_llm(
     )
 
 
+@asynccontextmanager
+async def running_async_llm(config: Config, model: ResolvedModel) -> AsyncGenerator[AsyncLLM]:
+    """An AsyncLLM that is ready; its engine process ends with the block. Raises SetupError or EngineFailed."""
+    engine = engine_config(config.engine, model)
+    with _parked_files(engine):
+        llm = build_async_llm(config, engine, model)
+        llm.start()
+        try:
+            await llm.client.wait_ready()
+            yield llm
+        finally:
+            await llm.close()
+
+
 def _chat_template(path: str) -> str | None:
     from millpond.errors import ConfigError
 
@@ -161,6 +176,40 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     except ImportError:
         return asyncio.new_event_loop
     return uvloop.new_event_loop
+
+
+# -- one process, for scripts ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LocalEngine:
+    """An engine in this very process, stepped by millpond.llm; for one thread at a time."""
+
+    core: EngineCore
+    text: InputProcessor
+    vocab: Vocab
+    clock: Callable[[], float]
+    """The one the core is on: monotonic seconds."""
+    draw_seed: Callable[[], int]
+    """For requests without one."""
+    close: Callable[[], None]
+
+
+def load_local_engine(config: Config, model: ResolvedModel, progress: Callable[[float], bool]) -> LocalEngine:
+    """Loads the model here, without a child process; `progress` hears 0.0 to 1.0. Raises SetupError."""
+    from millpond.engine.build import build_core
+    from millpond.text.input_processor import InputProcessor
+
+    engine = engine_config(config.engine, model)
+    with ExitStack() as undo:
+        undo.enter_context(_parked_files(engine))
+        runtime = load_llamacpp(engine, progress)
+        undo.callback(runtime.close)
+        core = build_core(runtime, engine, time.monotonic)
+        template = _chat_template(config.server.chat_template) or runtime.vocab.chat_template
+        text = InputProcessor(runtime.vocab, template, core.info.max_model_len, datetime.now)
+        kept = undo.pop_all()
+    return LocalEngine(core, text, runtime.vocab, time.monotonic, lambda: secrets.randbits(63), kept.close)
 
 
 # -- engine process ----------------------------------------------------------------------------------------------------

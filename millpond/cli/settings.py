@@ -106,6 +106,18 @@ def load_config(
     return _build(values)
 
 
+def config_of(values: Mapping[str, Value]) -> Config:
+    """The configuration of a script: defaults and these values, by setting name; no file, no environment.
+
+    Raises ConfigError, which names the setting, for unknown names and wrong values.
+    """
+    known = {setting.name: setting for setting in public_settings()}
+    for name in values:
+        if name not in known:
+            raise ConfigError(name, f"is not a setting{_did_you_mean(name, known)}")
+    return _build({name: _checked_type(known[name], value, "the call") for name, value in values.items()})
+
+
 def shown_values(config: Config) -> list[tuple[str, str]]:
     """(name, value as text) of every public setting, secrets hidden."""
     return [(setting.name, shown_value(setting, _value_in(config, setting))) for setting in public_settings()]
@@ -203,7 +215,7 @@ def _parsed(setting: Setting, text: str, source: str) -> Value:
 
 def _checked_type(setting: Setting, value: Any, source: str) -> Value:
     """The value itself if its type, choice and bounds are right; whole numbers stand for floats too."""
-    if setting.optional and value == AUTO:
+    if setting.optional and (value is None or value == AUTO):
         return None
     if setting.kind is float and type(value) is int:
         value = float(value)

@@ -1,0 +1,469 @@
+"""The engine in a script, without a server: LLM, which blocks, and AsyncLLM by a model's name. Knows no HTTP.
+
+LLM steps an EngineCore in the caller's own process and thread. All calls share its batch: a generate() of a thousand
+prompts, a stream() beside it, and those of other threads.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, cast
+
+from millpond import wiring
+from millpond.cli.settings import Value, config_of
+from millpond.config import DEFAULT_MODEL
+from millpond.errors import CallerError, InternalError, InvalidParameter
+from millpond.models import Progress, SilentProgress, TerminalProgress, resolve_model
+from millpond.outputs import EngineInfo, FinishEvent, SequenceUsage, TokenEvent, TokenLogprobs
+from millpond.request import Request
+from millpond.sampling_params import SamplingParams
+from millpond.text.inputs import ChatInput, PromptInput, TextInput, TokenInput
+from millpond.text.output_processor import HiddenTokens, OutputProcessor, StopMatch
+from millpond.text.stop import StopStrings
+from millpond.types import FinishReason, RequestId, SequenceId, TokenId
+
+if TYPE_CHECKING:
+    from millpond.async_llm import AsyncLLM
+
+Message = Mapping[str, Any]
+Conversation = Sequence[Message]
+Prompt = str | Sequence[TokenId]
+
+_WAITING_JOBS = 32
+"""Jobs queued beside those that can run: enough for the scheduler to find shared prefixes."""
+_IDLE_SECONDS = 0.005
+_YIELD_SECONDS = 0.0002
+"""Lets a thread in that has waited for the lock: a lock that is taken again at once is taken by the same thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One finished output."""
+
+    text: str
+    token_ids: tuple[TokenId, ...]
+    """With the one that ended the output, if one did."""
+    finish_reason: FinishReason
+    """STOP and LENGTH: as asked. ERROR: `message` says why; `text` is what came before."""
+    usage: SequenceUsage
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One a token when SamplingParams.logprobs is set."""
+    stop_string: str | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One output to generate."""
+
+    prompt: PromptInput
+    params: SamplingParams = field(default_factory=SamplingParams)
+    stop: tuple[str, ...] = ()
+
+
+class LLM:
+    """One model in this process. `with LLM("smollm2-135m", kv_cells=4096) as llm: ...`; usable from several threads.
+
+    Ctrl-C is taken between two steps, so that the model stays usable after a KeyboardInterrupt.
+    """
+
+    def __init__(
+        self,
+        model: str = DEFAULT_MODEL,
+        *,
+        progress: Progress | None = None,
+        engine: wiring.LocalEngine | None = None,
+        **settings: Value,
+    ) -> None:
+        """`model`: registry name, path of a GGUF file, or hf:org/repo/file.gguf; pulled if it is not here.
+
+        `settings`: those of docs/configuration.md by name (kv_cells=..., exact=True); no file and no MILLPOND_*
+        setting is read. `progress`: where slow work shows; by default a terminal's stderr. `engine`: parts that are
+        already built, in place of a model. Raises SetupError.
+        """
+        self._lock = threading.RLock()
+        self._arriving = 0
+        self._engine: wiring.LocalEngine | None = engine or _load(model, settings, progress)
+        self._outputs: dict[SequenceId, _Output] = {}
+        self._next_id = 0
+
+    @property
+    def info(self) -> EngineInfo:
+        """What was loaded, with every "auto" resolved."""
+        return self._alive.core.info
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stop: str | Sequence[str] = (),
+    ) -> list[Completion]:
+        """Continues each prompt (text, or token ids) as it is, without a chat template; results in the given order.
+
+        `params`: for all, or one a prompt. Raises CallerError, which names the prompt, before anything runs.
+        """
+        inputs = [_plain_input(prompt) for prompt in _prompt_list(prompts)]
+        return self._complete(inputs, params, stop)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stop: str | Sequence[str] = (),
+    ) -> list[Completion]:
+        """Answers one conversation, or each of a list: messages are {"role": ..., "content": ...}.
+
+        A last message of the assistant is continued. Otherwise as `generate`.
+        """
+        inputs = [_chat_input(conversation) for conversation in _conversation_list(messages)]
+        return self._complete(inputs, params, stop)
+
+    def stream(
+        self, prompt: Prompt | Conversation, params: SamplingParams | None = None, *, stop: str | Sequence[str] = ()
+    ) -> TextStream:
+        """One output as text deltas, while it is made; messages are answered, text is continued.
+
+        Raises CallerError at once. Leaving the loop early and dropping the stream ends the output.
+        """
+        job = Job(_any_input(prompt), params or SamplingParams(), _stops(stop))
+        return TextStream(self, self._submit(job))
+
+    def results(self, jobs: Iterable[Job]) -> Iterator[tuple[int, Completion | CallerError]]:
+        """(place in `jobs`, result) as they finish. Jobs are taken only as fast as they run, so there may be millions.
+
+        A job that is not valid gives its CallerError in place of a completion. Stopping early cancels what runs.
+        """
+        running: dict[int, _Output] = {}
+        try:
+            yield from self._results(enumerate(jobs), running)
+        finally:
+            self._cancel(running.values())
+
+    def close(self) -> None:
+        """Frees the model; streams that are still open end."""
+        with self._lock:
+            engine, self._engine = self._engine, None
+            if engine is not None:
+                engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def _alive(self) -> wiring.LocalEngine:
+        if self._engine is None:
+            raise InternalError("this LLM is closed; make a new one")
+        return self._engine
+
+    def _complete(
+        self,
+        inputs: Sequence[PromptInput],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        stop: str | Sequence[str],
+    ) -> list[Completion]:
+        stops = _stops(stop)
+        chosen = _params_list(params, len(inputs))
+        jobs = [self._checked(Job(*each, stops), place) for place, each in enumerate(zip(inputs, chosen, strict=True))]
+        found: dict[int, Completion] = {}
+        for place, result in self.results(jobs):
+            if isinstance(result, CallerError):
+                raise result
+            found[place] = result
+        return [found[place] for place in range(len(jobs))]
+
+    def _results(
+        self, pending: Iterator[tuple[int, Job]], running: dict[int, _Output]
+    ) -> Iterator[tuple[int, Completion | CallerError]]:
+        room = 2 * self.info.max_running + _WAITING_JOBS
+        exhausted = False
+        while running or not exhausted:
+            while len(running) < room and (entry := next(pending, None)) is not None:
+                refused = self._start(entry, running)
+                if refused is not None:
+                    yield entry[0], refused
+            exhausted = len(running) < room
+            for place in [place for place, output in running.items() if output.is_finished]:
+                yield place, running.pop(place).completion()
+            self._step_until(running.values())
+
+    def _checked(self, job: Job, place: int) -> Job:
+        """The job with its prompt in ids. Raises CallerError, which names the place."""
+        try:
+            with self._lock:
+                ids = self._alive.text.prepare(job.prompt)
+            job.params.check_vocabulary(self.info.model.n_vocab)
+            StopStrings(job.stop)
+        except CallerError as error:
+            raise CallerError(f"prompt {place}: {error}", param=error.param, code=error.code) from error
+        return Job(TokenInput(ids), job.params, job.stop)
+
+    def _start(self, entry: tuple[int, Job], running: dict[int, _Output]) -> CallerError | None:
+        place, job = entry
+        try:
+            running[place] = self._submit(job)
+        except CallerError as error:
+            return error
+        return None
+
+    def _submit(self, job: Job) -> _Output:
+        """Raises CallerError."""
+        with self._taken(), _interrupts_held():
+            engine = self._alive
+            params = job.params
+            params.check_vocabulary(engine.core.info.model.n_vocab)
+            stops = StopStrings(job.stop)
+            ids = engine.text.prepare(job.prompt)
+            rest = engine.core.info.max_model_len - len(ids)
+            hidden = HiddenTokens(engine.vocab.eog_ids, frozenset(params.stop_token_ids), params.min_tokens)
+            sequence_id = SequenceId(self._next_id)
+            self._next_id += 1
+            request = Request(
+                request_id=RequestId(f"local-{sequence_id}"),
+                prompt_ids=ids,
+                params=params,
+                max_tokens=rest if params.max_tokens is None else min(params.max_tokens, rest),
+                seed=engine.draw_seed() if params.seed is None else params.seed,
+                arrival=engine.clock(),
+            )
+            output = _Output(sequence_id, OutputProcessor(engine.vocab.piece, stops, hidden))
+            self._outputs[sequence_id] = output
+            engine.core.add(sequence_id, request)
+            return output
+
+    @contextmanager
+    def _taken(self) -> Generator[None]:
+        """The lock for one who brings work, before the thread that is stepping."""
+        self._arriving += 1
+        with self._lock:
+            self._arriving -= 1
+            yield
+
+    def _step_until(self, outputs: Iterable[_Output], *, on_text: bool = False) -> None:
+        """Steps until one of the outputs has finished, or has text to show; returns at once if one has."""
+        watched = list(outputs)
+        while watched:
+            with self._lock:
+                if any(output.is_finished or (on_text and output.has_text) for output in watched):
+                    return
+                progressed = self._step()
+            if self._arriving or not progressed:
+                time.sleep(_IDLE_SECONDS if not progressed else _YIELD_SECONDS)
+
+    def _step(self) -> bool:
+        core = self._alive.core
+        with _interrupts_held():
+            result = core.step()
+            for event in result.tokens:
+                output = self._outputs[event.sequence_id]
+                if output.take(event) is not None:
+                    core.end(event.sequence_id, FinishReason.STOP)
+            for finish in result.finished:
+                self._outputs.pop(finish.sequence_id).end(finish)
+        return result.progressed
+
+    def _cancel(self, outputs: Iterable[_Output]) -> None:
+        with self._lock:
+            if self._engine is None:
+                return
+            for output in outputs:
+                if not output.is_finished:
+                    self._engine.core.end(output.sequence_id, FinishReason.CANCELLED)
+
+
+class TextStream(Iterator[str]):
+    """Text deltas of one output. `completion` is there once the iteration has ended by itself."""
+
+    def __init__(self, llm: LLM, output: _Output) -> None:
+        self._llm = llm
+        self._output = output
+        self._closed = False
+
+    @property
+    def completion(self) -> Completion | None:
+        return self._output.completion() if self._output.is_finished else None
+
+    def __next__(self) -> str:
+        while not self._closed:
+            self._llm._step_until([self._output], on_text=True)  # pyright: ignore[reportPrivateUsage]
+            text = self._output.take_text()
+            if text:
+                return text
+            self._closed = self._output.is_finished
+        raise StopIteration
+
+    def close(self) -> None:
+        """Ends the output if it still runs."""
+        self._closed = True
+        self._llm._cancel([self._output])  # pyright: ignore[reportPrivateUsage]
+
+    def __del__(self) -> None:
+        if not self._closed:
+            self.close()
+
+
+class _Output:
+    """What one sequence has made so far."""
+
+    __slots__ = ("_finish", "_ids", "_logprobs", "_parts", "_processor", "_shown", "sequence_id")
+
+    def __init__(self, sequence_id: SequenceId, processor: OutputProcessor) -> None:
+        self.sequence_id = sequence_id
+        self._processor = processor
+        self._ids: list[TokenId] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._parts: list[str] = []
+        self._shown = 0
+        """Parts that take_text() handed out."""
+        self._finish: FinishEvent | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        return self._finish is not None
+
+    @property
+    def has_text(self) -> bool:
+        return self._shown < len(self._parts)
+
+    def take(self, event: TokenEvent) -> StopMatch | None:
+        """The stop string that this token completed. Tokens behind one are not taken."""
+        if self._processor.stop is not None:
+            return None
+        delta = self._processor.feed([event.token_id], event.output_index)
+        self._ids.append(event.token_id)
+        if event.logprobs is not None:
+            self._logprobs.append(event.logprobs)
+        self._add(delta.text)
+        return delta.stop
+
+    def end(self, finish: FinishEvent) -> None:
+        self._add(self._processor.finish().text)
+        self._finish = finish
+
+    def take_text(self) -> str:
+        """The text since the last call."""
+        new = self._parts[self._shown :]
+        self._shown += len(new)
+        return "".join(new)
+
+    def completion(self) -> Completion:
+        finish = self._finish
+        assert finish is not None
+        stop = self._processor.stop
+        return Completion(
+            text="".join(self._parts),
+            token_ids=tuple(self._ids),
+            finish_reason=finish.reason if stop is None else FinishReason.STOP,
+            usage=finish.usage,
+            logprobs=tuple(self._logprobs),
+            stop_string=stop.stop if stop is not None else None,
+            message=finish.message,
+        )
+
+    def _add(self, text: str) -> None:
+        if text:
+            self._parts.append(text)
+
+
+@asynccontextmanager
+async def open_async_llm(
+    model: str = DEFAULT_MODEL, *, progress: Progress | None = None, **settings: Value
+) -> AsyncGenerator[AsyncLLM]:
+    """An AsyncLLM over its own engine process, ready; both end with the block. Arguments and errors as LLM has them."""
+    config = config_of({"model": model, **settings})
+    resolved = resolve_model(model, progress=progress or _default_progress())
+    async with wiring.running_async_llm(config, resolved) as llm:
+        yield llm
+
+
+def _load(model: str, settings: Mapping[str, Value], progress: Progress | None) -> wiring.LocalEngine:
+    config = config_of({"model": model, **settings})
+    shown = progress or _default_progress()
+    resolved = resolve_model(model, progress=shown)
+    size = resolved.path.stat().st_size
+    with shown.task(f"loading {resolved.name}", size) as report:
+
+        def loaded(fraction: float) -> bool:
+            report(int(fraction * size))
+            return True
+
+        return wiring.load_local_engine(config, resolved, loaded)
+
+
+def _default_progress() -> Progress:
+    return TerminalProgress(sys.stderr) if sys.stderr.isatty() else SilentProgress()
+
+
+@contextmanager
+def _interrupts_held() -> Generator[None]:
+    """Ctrl-C takes effect after the block: a step that is cut in its middle would leave wrong books behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held = False
+
+    def remember(_signal: int, _frame: object) -> None:
+        nonlocal held
+        held = True
+
+    before = signal.signal(signal.SIGINT, remember)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if held:
+            signal.raise_signal(signal.SIGINT)
+
+
+# -- what callers may hand in ------------------------------------------------------------------------------------------
+
+
+def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [cast(Prompt, prompts)]
+    return list(cast("Sequence[Prompt]", prompts))
+
+
+def _conversation_list(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
+    if messages and isinstance(messages[0], Mapping):
+        return [cast(Conversation, messages)]
+    return list(cast("Sequence[Conversation]", messages))
+
+
+def _plain_input(prompt: Prompt) -> PromptInput:
+    return TextInput(prompt) if isinstance(prompt, str) else TokenInput(prompt)
+
+
+def _chat_input(conversation: Conversation) -> PromptInput:
+    return ChatInput([dict(message) for message in conversation])
+
+
+def _any_input(prompt: Prompt | Conversation) -> PromptInput:
+    if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
+        return _chat_input(cast(Conversation, prompt))
+    return _plain_input(cast(Prompt, prompt))
+
+
+def _stops(stop: str | Sequence[str]) -> tuple[str, ...]:
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def _params_list(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise InvalidParameter("params", f"{len(params)} given for {count} prompts; give one for all, or one each")
+    return list(params)
