@@ -37,7 +37,7 @@ class EngineConfig:
     threads: int | None = setting(None, "compute threads; auto: physical cores", minimum=1)
     gpu_layers: int = setting(0, "layers to offload to the GPU; -1: all", minimum=-1)
     max_step_ms: float = setting(
-        180.0, "a step beside running streams stays under this: it bounds the gap between tokens", minimum=1
+        100.0, "a step beside running streams stays under this: it bounds the gap between tokens", minimum=1
     )
     kv_type_k: str = setting("f16", "type of the K cache", choices=("f16", "bf16", "f32", "q8_0", "q4_0"))
     kv_type_v: str = setting("f16", "type of the V cache", choices=("f16", "bf16", "f32", "q8_0", "q4_0"))
