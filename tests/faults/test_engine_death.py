@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,9 @@ pytestmark = pytest.mark.faults
 
 SCRIPT = Path(__file__).with_name("fake_engine.py")
 ROOT = Path(__file__).parents[2]
-TIMING = SupervisorTiming(stall_timeout=1.0, first_backoff=0.02, max_backoff=0.1, tick=0.05)
+TIMING = SupervisorTiming(stall_timeout=20.0, first_backoff=0.02, max_backoff=0.1, tick=0.05)
+IMPATIENT = replace(TIMING, stall_timeout=1.0)
+"""On a busy machine it may kill a sound engine, which must not matter."""
 ORACLE = FakeRuntime(ContextParams(n_cells=256, n_slots=1))
 POISON = 77
 SLOWLY = "decode%1=slow(0.004)"
@@ -38,11 +41,13 @@ SLOWLY = "decode%1=slow(0.004)"
 
 
 @asynccontextmanager
-async def engine(fault_plan: str = "", **settings: Any) -> AsyncIterator[EngineClient]:
+async def engine(
+    fault_plan: str = "", *, timing: SupervisorTiming = TIMING, **settings: Any
+) -> AsyncIterator[EngineClient]:
     config = EngineConfig(**{"max_running": 4, "fault_plan": fault_plan} | settings)
     command = EngineCommand((sys.executable, str(SCRIPT)), {**os.environ, "PYTHONPATH": str(ROOT)})
     client = EngineClient(
-        config, QueueConfig(), eog_ids=ORACLE.vocab.eog_ids, clock=time.monotonic, command=command, timing=TIMING
+        config, QueueConfig(), eog_ids=ORACLE.vocab.eog_ids, clock=time.monotonic, command=command, timing=timing
     )
     client.start()
     try:
@@ -107,7 +112,6 @@ async def test_kill_9_in_the_middle_of_four_streams_is_only_a_pause():
         "1:decode@1=abort",
         "1:decode@2=exit",
         "1:decode@30=abort",
-        "1:decode@30=hang",
         "1:decode@5=abort; 2:decode@5=exit; 3:decode@9=abort",
     ],
 )
@@ -117,7 +121,7 @@ async def test_a_death_at_any_decode_changes_nothing(plan: str):
         await all_ended(logs)
         for log in logs:
             assert_undisturbed(log)
-        assert client.restarts == plan.count("=abort") + plan.count("=exit") + plan.count("=hang")
+        assert client.restarts == plan.count("=abort") + plan.count("=exit")
         assert client.losses == 0
 
 
@@ -150,8 +154,17 @@ async def test_a_poison_request_fails_alone_beside_three_good_ones():
         assert_undisturbed(later[0])
 
 
+async def test_a_decode_that_hangs_is_noticed_and_repeated():
+    async with engine("1:decode@30=hang", timing=IMPATIENT) as client:
+        logs = client.submit([request(number, 40) for number in range(6)])
+        await all_ended(logs)
+        for log in logs:
+            assert_undisturbed(log)
+        assert client.restarts >= 1
+
+
 async def test_a_stopped_engine_is_noticed_and_replaced():
-    async with engine(SLOWLY) as client:
+    async with engine(SLOWLY, timing=IMPATIENT) as client:
         logs = client.submit([request(number) for number in range(2)])
         await logs[1].wait_beyond(5)
         await kill(client, signal.SIGSTOP)
@@ -159,7 +172,7 @@ async def test_a_stopped_engine_is_noticed_and_replaced():
         await all_ended(logs)
         for log in logs:
             assert_undisturbed(log)
-        assert client.restarts == 1
+        assert client.restarts >= 1
 
 
 async def test_ctrl_c_and_sigterm_do_not_touch_the_engine():

@@ -251,6 +251,15 @@ def test_a_finish_that_does_not_match_the_log_is_a_protocol_error():
     assert log.finish is None
 
 
+def test_a_gap_is_a_protocol_error_at_once():
+    harness = Harness()
+    log = harness.open(request(9))
+    harness.start()
+    frame = StepFrame(EngineEpoch(1), 1, [TokenEvent(log.sequence_id, 1, 9)], [], [], StepStats())
+    assert harness.book.apply(frame) == "token 1 of sequence 1 came after 0 tokens"
+    assert log.ids == []
+
+
 def test_unknown_sequences_are_ignored():
     harness = Harness()
     harness.start()

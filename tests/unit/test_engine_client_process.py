@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,11 @@ from millpond.types import FinishReason, RequestId
 SCRIPT = Path(__file__).with_name("scripted_engine.py")
 ROOT = Path(__file__).parents[2]
 FAST = SupervisorTiming(
-    stall_timeout=0.3, first_backoff=0.01, max_backoff=0.05, max_failed_loads=3, stop_grace=0.25, tick=0.02
+    stall_timeout=10.0, first_backoff=0.01, max_backoff=0.05, max_failed_loads=3, stop_grace=0.25, tick=0.02
 )
-LIMIT = 20.0
+IMPATIENT = replace(FAST, stall_timeout=0.4)
+"""On a busy machine it may kill a sound engine, which must not matter."""
+LIMIT = 30.0
 
 
 def request(n: int = 20, *, prompt: tuple[int, ...] = (5, 6, 7), **fields: Any) -> Request:
@@ -110,11 +113,10 @@ async def test_flow_control_lets_a_long_output_pass():
     async with running({}) as client:
         [log] = client.submit([request(400)])
         assert_right(await ended(log))
+        assert client.restarts == 0
 
 
-@pytest.mark.parametrize(
-    "kind", ["crash", "crash_after", "hang", "repeat", "skip", "garbage", "huge", "error", "stale"]
-)
+@pytest.mark.parametrize("kind", ["crash", "crash_after", "repeat", "skip", "garbage", "huge", "error", "stale"])
 async def test_no_fault_changes_a_token(kind: str):
     async with running({"faults": {"1": [[7, kind]]}}) as client:
         logs = client.submit([request(25, prompt=(i, 9)) for i in range(3, 6)])
@@ -125,6 +127,14 @@ async def test_no_fault_changes_a_token(kind: str):
         assert client.losses == 0
         assert logs[0].finish is not None
         assert logs[0].finish.usage.preemptions == (0 if survives else 1)
+
+
+async def test_a_hanging_step_is_noticed_and_repeated():
+    async with running({"faults": {"1": [[7, "hang"]]}}, timing=IMPATIENT) as client:
+        logs = client.submit([request(25, prompt=(i, 9)) for i in range(3, 6)])
+        for log in logs:
+            assert_right(await ended(log))
+        assert client.restarts >= 1
 
 
 async def test_a_poison_request_fails_alone(tmp_path: Path):
@@ -160,14 +170,14 @@ async def test_three_outside_kills_in_one_output_lose_nothing():
 
 
 async def test_a_stopped_process_is_replaced():
-    async with running({"step_seconds": 0.002}) as client:
+    async with running({"step_seconds": 0.002}, timing=IMPATIENT) as client:
         [log] = client.submit([request(60)])
         await log.wait_beyond(5)
         assert client.engine_pid is not None
         os.kill(client.engine_pid, signal.SIGSTOP)
         await eventually(lambda: client.state[0] == "stalled")
         assert_right(await ended(log))
-        assert client.restarts == 1
+        assert client.restarts >= 1
 
 
 async def test_an_idle_engine_that_dies_is_replaced_and_serves():
@@ -226,11 +236,11 @@ async def test_a_program_that_cannot_be_started_fails():
 
 
 async def test_a_hanging_load_is_replaced():
-    timing = SupervisorTiming(load_timeout=0.4, first_backoff=0.01, stop_grace=0.25, tick=0.02)
+    timing = SupervisorTiming(load_timeout=1.0, first_backoff=0.01, stop_grace=0.25, tick=0.02)
     async with running({"load": {"1": "hang"}}, timing=timing) as client:
         [log] = client.submit([request()])
         assert_right(await ended(log))
-        assert client.restarts == 1
+        assert client.restarts >= 1
 
 
 async def test_end_cuts_the_log_and_brings_the_engines_usage():
