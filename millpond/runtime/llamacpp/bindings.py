@@ -220,7 +220,6 @@ DECLARATIONS: tuple[Declaration, ...] = (
     Declaration("llama_sampler_init_top_k", SAMPLER, (c_int32,)),
     Declaration("llama_sampler_init_top_p", SAMPLER, (c_float, c_size_t)),
     Declaration("llama_sampler_init_min_p", SAMPLER, (c_float, c_size_t)),
-    Declaration("llama_sampler_init_temp", SAMPLER, (c_float,)),
     Declaration("llama_sampler_apply", None, (SAMPLER, POINTER(LlamaTokenDataArray))),
     Declaration("llama_sampler_free", None, (SAMPLER,)),
 )
@@ -290,7 +289,6 @@ class Bindings:
     llama_sampler_init_top_k: Callable[[int], int]
     llama_sampler_init_top_p: Callable[[float, int], int]
     llama_sampler_init_min_p: Callable[[float, int], int]
-    llama_sampler_init_temp: Callable[[float], int]
     llama_sampler_apply: Callable[[int, Any], None]
     llama_sampler_free: Callable[[int], None]
 

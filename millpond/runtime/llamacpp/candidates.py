@@ -47,13 +47,13 @@ class LlamaCppCandidates:
             return self._ids[logits == best][:1].copy(), np.ones(1, dtype=np.float32)
         if spec.top_k <= 0 and spec.top_p >= 1.0 and spec.min_p <= 0.0:
             ids, kept = _sorted_by_logit(self._ids, logits)
-            kept = kept / np.float32(spec.temperature)
         else:
             ids, kept = self._run_chain(logits, spec)
         possible = kept > -np.inf
         if not possible.all():
             ids, kept = ids[possible], kept[possible]
-        weights = np.exp((kept - kept[0]).astype(np.float64))
+        scaled = (kept / np.float32(spec.temperature)).astype(np.float64)
+        weights = np.exp(scaled - scaled[0])
         return ids, (weights / weights.sum()).astype(np.float32)
 
     def close(self) -> None:
@@ -70,8 +70,8 @@ class LlamaCppCandidates:
         if array.data != self._address:
             raise RuntimeFailure("a sampler moved the candidates: not the build that was declared")
         kept = self._data[: array.size]
-        ids, scaled = _sorted_by_logit(kept["id"], kept["logit"])
-        return _lowest_of_last_tie(ids, offered, logits), scaled
+        ids, values = _sorted_by_logit(kept["id"], kept["logit"])
+        return _lowest_of_last_tie(ids, offered, logits), values
 
     def _offer(self, logits: Logits, spec: CandidateFilter) -> tuple[NDArray[np.int32], bool]:
         """Ids the chain gets to see, and whether they are sorted: what it would drop first costs it most."""
@@ -119,20 +119,21 @@ def _lowest_of_last_tie(ids: NDArray[np.int32], offered: NDArray[np.int32], logi
 
 
 class _ChainCache:
-    """Sampler chains by filter; the least recently used one is freed first."""
+    """Sampler chains by filter; the least recently used one is freed first. Temperature, last, needs no chain."""
 
     def __init__(self, library: Library) -> None:
         self._bindings = library.bindings
-        self._chains: OrderedDict[CandidateFilter, int] = OrderedDict()
+        self._chains: OrderedDict[tuple[int, float, float], int] = OrderedDict()
 
     def chain(self, spec: CandidateFilter) -> int:
-        chain = self._chains.get(spec)
+        key = (spec.top_k, spec.top_p, spec.min_p)
+        chain = self._chains.get(key)
         if chain is not None:
-            self._chains.move_to_end(spec)
+            self._chains.move_to_end(key)
             return chain
         if len(self._chains) >= _MAX_CHAINS:
             self._bindings.llama_sampler_free(self._chains.popitem(last=False)[1])
-        chain = self._chains[spec] = self._build(spec)
+        chain = self._chains[key] = self._build(spec)
         return chain
 
     def close(self) -> None:
@@ -148,5 +149,4 @@ class _ChainCache:
             bindings.llama_sampler_chain_add(chain, bindings.llama_sampler_init_top_p(spec.top_p, _MIN_KEEP))
         if spec.min_p > 0.0:
             bindings.llama_sampler_chain_add(chain, bindings.llama_sampler_init_min_p(spec.min_p, _MIN_KEEP))
-        bindings.llama_sampler_chain_add(chain, bindings.llama_sampler_init_temp(spec.temperature))
         return chain

@@ -13,6 +13,7 @@ _MEANINGS = {
     -2: "out of memory or failed to prepare the batch",
     -3: "the computation failed",
 }
+_EXPLAINS = "error loading model: "
 _NO_ROOM_MARKS = ("available cells in kv cache", "not enough cells in kv cache", "not enough cells in the recurrent")
 
 
@@ -32,8 +33,9 @@ def restore_error(reasons: Sequence[str], size: int) -> KVExhausted | StateRejec
 
 
 def load_reason(reasons: Sequence[str]) -> str:
-    """What the library logged last while it failed to load, on one line."""
-    return _last(reasons)
+    """Why the library failed to load: its own explanation where it gave one, else the last thing it logged."""
+    explanations = [reason.partition(_EXPLAINS)[2] for reason in reasons if _EXPLAINS in reason]
+    return explanations[0] if explanations else _last(reasons)
 
 
 def _last(reasons: Sequence[str]) -> str:
