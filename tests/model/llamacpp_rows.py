@@ -27,7 +27,7 @@ def rows(slot: int, start: int, tokens: Sequence[int], *, wants: Sequence[int] |
     """Consecutive rows of one slot; logits for the rows in `wants`, by default the last."""
     count = len(tokens)
     asked = np.zeros(count, dtype=np.bool_)
-    asked[[count - 1] if wants is None else list(wants)] = True
+    asked[list(range(count)[-1:] if wants is None else wants)] = True
     positions = np.arange(start, start + count, dtype=np.int32)
     return Batch(np.array(tokens, np.int32), positions, np.full(count, slot, np.int32), asked)
 
