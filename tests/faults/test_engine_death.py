@@ -36,8 +36,6 @@ IMPATIENT = replace(TIMING, stall_timeout=1.0)
 """On a busy machine it may kill a sound engine, which must not matter."""
 ORACLE = FakeRuntime(ContextParams(n_cells=256, n_slots=1))
 POISON = 77
-SLOWLY = "decode%1=slow(0.004)"
-"""Real time for steps that would take none, so that a kill finds them in the middle."""
 
 
 @asynccontextmanager
@@ -94,7 +92,7 @@ async def kill(client: EngineClient, number: signal.Signals = signal.SIGKILL) ->
 
 
 async def test_kill_9_in_the_middle_of_four_streams_is_only_a_pause():
-    async with engine(SLOWLY) as client:
+    async with engine() as client:
         logs = client.submit([request(number) for number in range(4)])
         await logs[3].wait_beyond(15)
         await kill(client)
@@ -127,7 +125,7 @@ async def test_a_death_at_any_decode_changes_nothing(plan: str):
 
 @pytest.mark.parametrize("fault", ["save@1=abort", "save@2=exit", "restore@1=abort", "restore@1=exit"])
 async def test_a_death_in_a_save_or_a_restore_changes_nothing(fault: str):
-    async with engine(f"1:{fault}; {SLOWLY}", kv_cells=512) as client:
+    async with engine(f"1:{fault}", kv_cells=512) as client:
         logs = client.submit([request(number, 150) for number in range(5)])
         await all_ended(logs)
         for log in logs:
@@ -164,7 +162,7 @@ async def test_a_decode_that_hangs_is_noticed_and_repeated():
 
 
 async def test_a_stopped_engine_is_noticed_and_replaced():
-    async with engine(SLOWLY, timing=IMPATIENT) as client:
+    async with engine(timing=IMPATIENT) as client:
         logs = client.submit([request(number) for number in range(2)])
         await logs[1].wait_beyond(5)
         await kill(client, signal.SIGSTOP)
@@ -176,7 +174,7 @@ async def test_a_stopped_engine_is_noticed_and_replaced():
 
 
 async def test_ctrl_c_and_sigterm_do_not_touch_the_engine():
-    async with engine(SLOWLY) as client:
+    async with engine() as client:
         logs = client.submit([request(1)])
         await logs[0].wait_beyond(3)
         await kill(client, signal.SIGINT)
@@ -197,7 +195,7 @@ async def test_a_kill_while_it_loads_is_survived():
 
 async def test_kills_at_random_moments_lose_repeat_and_change_nothing():
     rng = random.Random(5)
-    async with engine(SLOWLY, kv_cells=512) as client:
+    async with engine(kv_cells=512) as client:
         logs: list[TokenLog] = []
         for wave in range(5):
             logs += client.submit([request(rng.randrange(6), rng.randrange(20, 120)) for _ in range(3)])
