@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from millpond.errors import CallerError, ContextLengthExceeded, InvalidParameter
 from millpond.sampling_params import MAX_LOGIT_BIAS_ENTRIES
+from millpond.server.limits import MAX_JSON_VALUES
 from millpond.server.schemas.common import WireModel
 
 Model = TypeVar("Model", bound=WireModel)
@@ -20,8 +21,12 @@ Model = TypeVar("Model", bound=WireModel)
 _decoder = msgspec.json.Decoder()
 
 
-def decode_object(body: bytes) -> dict[str, Any]:
-    """Strict JSON: UTF-8 without BOM, no NaN, no lone surrogates. Raises CallerError unless it is one object."""
+def decode_object(body: bytes, *, max_items: int | None = None) -> dict[str, Any]:
+    """Strict JSON: UTF-8 without BOM, no NaN, no lone surrogates. Raises CallerError unless it is one object, or when
+    it holds far more values than a prompt of `max_items` tokens needs (counted by bytes, before anything is built).
+    """
+    if sum(map(body.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES + 2 * (max_items or 0):
+        raise CallerError("the request body holds too many values", code="invalid_json")
     if not body.strip():
         raise CallerError("the request body is empty; a JSON object is needed", code="invalid_json")
     try:

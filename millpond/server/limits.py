@@ -15,6 +15,8 @@ MAX_DISCARDED_BYTES = 64 * 1024 * 1024
 """Body bytes still read, and thrown away, after an early answer; then the connection is cut."""
 MAX_PIPELINED = 16
 """Requests waiting behind the one that is answered, on one connection."""
+MAX_JSON_VALUES = 2**18
+"""Values in a body, over and above two for each token that fits: more would hold the event loop for seconds."""
 MAX_OUTPUTS = 128
 """Outputs of one request: prompts x n."""
 MAX_STOP_STRINGS = 16

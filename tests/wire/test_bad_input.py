@@ -238,6 +238,25 @@ async def test_more_messages_than_tokens_are_refused_unread(server: RunningServe
     assert error["code"] == "context_length_exceeded"
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [1] * 200_000}, "tools[0]"),
+        ({"tools": [{}] * 2000}, "tools"),
+        ({"stop": [1] * 200_000}, "stop"),
+        ({"logit_bias": {str(i): "x" for i in range(4096)}}, "logit_bias.0"),
+        ({"messages": [{}] * 4000}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{}] * 4000}]}, "messages[0].content[0].type"),
+        ({"metadata": [{}] * 1_000_000}, None),
+        ({"prompt": [1] * 1_000_000}, None),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+async def test_hostile_lists_cost_next_to_nothing(server: RunningServer, fields: dict[str, Any], param: str | None):
+    """Each of these once took seconds to minutes to refuse, while every other client waited."""
+    assert (await refused(server, CHAT, chat() | fields))["param"] == param
+
+
 @pytest.mark.parametrize("path", [CHAT, TEXT, "/tokenize", "/detokenize"])
 async def test_another_model_is_404(server: RunningServer, path: str):
     body = chat(prompt="x", tokens=[1], model="gpt-5")

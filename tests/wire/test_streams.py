@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 from fake_text_engine import FakeTextEngine, Script
@@ -245,3 +246,42 @@ async def test_pipelined_requests_are_answered_in_order():
             events = parse_sse(await read_chunked(reader))
             assert events.done and max(e["choices"][0]["index"] for e in events.data) == n - 1
         writer.close()
+
+
+async def test_text_completions_carry_ids_in_chunks_and_in_the_answer():
+    async with running() as server:
+        events = await stream_of(server.port, {"prompt": "x", "return_token_ids": True}, TEXT)
+        full = (await exchange(server.port, post(TEXT, {"prompt": "x", "return_token_ids": True}))).json
+    ids = [i for event in events.data for i in event["choices"][0]["token_ids"]]
+    assert ids == full["choices"][0]["token_ids"] == list(b"Hello, world!")
+
+
+async def test_held_back_text_completions_send_nothing_for_nothing():
+    async with running(FakeTextEngine(Script(pieces=("", "ab")))) as server:
+        plain = await stream_of(server.port, {"prompt": "x"}, TEXT)
+        rich = await stream_of(server.port, {"prompt": "x", "logprobs": 0}, TEXT)
+    for events in (plain, rich):
+        assert [event["choices"][0]["text"] for event in events.data] == ["ab", ""]
+
+
+async def test_too_many_pipelined_requests_cut_the_connection():
+    engine = FakeTextEngine(Script(endless=True, delay=0.001))
+    async with running(engine) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(post(CHAT, chat()) * 30)
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        await eventually(lambda: server.open_exchanges() == 0)
+        writer.close()
+
+
+async def test_what_nobody_foresaw_is_500_without_a_word_of_it():
+    class Broken(FakeTextEngine):
+        async def tokenize(self, prompt, *, add_special=True):
+            raise ZeroDivisionError("/secret/path")
+
+    async with running(Broken()) as server:
+        reply = await exchange(server.port, post("/tokenize", {"content": "x"}, {"x-request-id": "abc"}))
+        assert reply.status == 500 and reply.error["code"] == "internal_error"
+        assert b"secret" not in reply.body and reply.headers["x-request-id"] == "abc"
+        assert (await exchange(server.port, post(CHAT, chat()))).status == 200

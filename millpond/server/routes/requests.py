@@ -32,7 +32,8 @@ async def parse(request: Request, context: ServerContext, model: type[Model]) ->
     if body is None:
         raise ClientLeft
     info = context.info
-    return validate(model, decode_object(body), max_items=None if info is None else info.max_model_len)
+    max_items = None if info is None else info.max_model_len
+    return validate(model, decode_object(body, max_items=max_items), max_items=max_items)
 
 
 def caller_of(request: Request, context: ServerContext, prefix: str) -> Caller:

@@ -9,6 +9,8 @@ from pydantic import Field
 from millpond.sampling_params import MAX_TOP_LOGPROBS
 from millpond.server.schemas.common import GenerationFields, Integer, TokenCount, WireModel
 
+MAX_TOOLS = 1024
+ToolList = Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MAX_TOOLS)]
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
@@ -19,17 +21,17 @@ class ContentPart(WireModel):
 
 class ChatMessage(WireModel):
     role: Role
-    content: str | list[ContentPart] | None = None
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: ToolList | None = None
     tool_call_id: str | None = None
 
 
 class ChatRequest(GenerationFields):
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)]
     max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[Integer, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: ToolList | None = None
     tool_choice: str | dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -18,7 +18,7 @@ class TokenizeRequest(WireModel):
     model: str | None = None
     content: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)] | None = None
     add_special: bool | None = None
 
 
