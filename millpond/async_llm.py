@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from millpond.engine_client.client import EngineClient
 from millpond.engine_client.token_log import TokenLog
-from millpond.errors import EngineFailed
+from millpond.errors import EngineFailed, NotReady
 from millpond.outputs import EngineInfo, SequenceUsage, StepStats, TokenLogprobs
 from millpond.request import Request
 from millpond.sampling_params import SamplingParams
@@ -245,7 +245,7 @@ class AsyncLLM:
         """So that the first request does not pay for it."""
         try:
             info = await self._client.wait_ready()
-        except EngineFailed:
+        except (EngineFailed, NotReady):
             return
         await self._on_worker(lambda: self._input_processor(info))
 

@@ -98,8 +98,10 @@ class EngineClient:
         self._tasks[0].add_done_callback(self._on_supervisor_end)
 
     async def wait_ready(self) -> EngineInfo:
-        """Returns when an engine is ready. Raises EngineFailed if none will be."""
+        """Returns when an engine is ready. Raises EngineFailed, or NotReady when draining, if none will be."""
         await self._supervisor.wait_settled()
+        if self._supervisor.state is not EngineState.READY:
+            self.check_open()
         info = self._supervisor.info
         if self._supervisor.state is not EngineState.READY or info is None:
             raise EngineFailed(FAILED_MESSAGE)
@@ -126,10 +128,10 @@ class EngineClient:
 
     def check_open(self) -> None:
         """Raises EngineFailed or NotReady if nothing is accepted any more."""
-        if self._supervisor.state in (EngineState.FAILED, EngineState.STOPPED):
-            raise EngineFailed(FAILED_MESSAGE)
         if self._draining:
             raise NotReady("the server is shutting down", retry_after=UNKNOWN_RETRY_AFTER)
+        if self._supervisor.state in (EngineState.FAILED, EngineState.STOPPED):
+            raise EngineFailed(FAILED_MESSAGE)
 
     def check_room(self, requests: int) -> None:
         """Raises what `submit` would for so many requests of unknown length: before their prompts cost anything."""

@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 
@@ -160,9 +161,14 @@ class Supervisor:
         self._set_state(EngineState.STOPPED, "stopped")
 
     def request_stop(self) -> None:
-        """Tells the engine to leave, and `run` to return when it has; `kill` is for one that does not."""
+        """Tells the engine to leave, and `run` to return when it has; `kill` is for one that does not.
+
+        One that loads hears nothing and has nothing to save: it is killed.
+        """
         self._stop_wanted.set()
-        if self._channel is not None:
+        if self.state is not EngineState.READY:
+            self._die("the server is stopping")
+        elif self._channel is not None:
             self._channel.send(Stop())
 
     def kill(self, cause: str) -> None:
@@ -207,27 +213,34 @@ class Supervisor:
     async def _live_once(self) -> str:
         """One engine process, from start to the reaped end. Returns why it died."""
         self._begin_epoch()
-        ours, theirs = socket.socketpair()
-        argv = [*self._command.argv, str(theirs.fileno())]
         try:
-            self._process = subprocess.Popen(
-                argv, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=2, env=self._command.env
-            )
+            self._process, sock = self._spawn()
         except OSError as error:
-            ours.close()
-            self._failed_loads += 1
-            self._deaths_in_a_row += 1
+            self._count_death()
             return f"the engine process could not be started: {error.strerror}"
-        finally:
-            theirs.close()
         self._death = asyncio.get_running_loop().create_future()
         channel = EngineChannel(self._on_event, self._on_burst_end, self._die)
-        self._channel = await open_channel(ours, channel)
+        self._channel = await open_channel(sock, channel)
         channel.send(Load(self._epoch, self._config))
         cause = await self._death
         await channel.wait_closed()
         self._channel = None
         return await self._reap(cause)
+
+    def _spawn(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        """The process and our end of its channel. Raises OSError."""
+        ours, theirs = socket.socketpair()
+        with ExitStack() as undo, theirs:
+            undo.callback(ours.close)
+            process = subprocess.Popen(
+                [*self._command.argv, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                env=self._command.env,
+            )
+            undo.pop_all()
+        return process, ours
 
     def _begin_epoch(self) -> None:
         self._epoch = EngineEpoch(self._epoch + 1)

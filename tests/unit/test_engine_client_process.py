@@ -235,6 +235,34 @@ async def test_a_program_that_cannot_be_started_fails():
     await client.stop()
 
 
+async def test_a_bug_in_the_supervisor_fails_everything_instead_of_hanging():
+    client = EngineClient(
+        EngineConfig(),
+        QueueConfig(),
+        eog_ids=frozenset(),
+        clock=time.monotonic,
+        command=EngineCommand(env={"NUMBER": 1}),  # no such environment: Popen raises TypeError
+        timing=FAST,
+    )
+    client.start()
+    [log] = client.submit([request()])
+    await ended(log)
+    assert log.finish is not None
+    assert log.finish.reason is FinishReason.ERROR
+    assert client.state[0] == "failed"
+    assert "TypeError" in client.state[1]
+    await client.stop()
+
+
+async def test_who_waits_for_an_engine_is_told_of_the_stop():
+    async with running({"load": {"1": "hang"}}) as client:
+        waiting = asyncio.create_task(client.wait_info(None))
+        await eventually(lambda: client.engine_pid is not None)
+        await client.stop()
+        with pytest.raises(NotReady):
+            await waiting
+
+
 async def test_a_hanging_load_is_replaced():
     timing = SupervisorTiming(load_timeout=1.0, first_backoff=0.01, stop_grace=0.25, tick=0.02)
     async with running({"load": {"1": "hang"}}, timing=timing) as client:
