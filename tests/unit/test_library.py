@@ -6,6 +6,7 @@ import ctypes
 import importlib.metadata
 import importlib.util
 import logging
+import os
 import typing
 from collections.abc import Callable
 from pathlib import Path
@@ -155,12 +156,25 @@ class TestLog:
 
 
 def test_hyperthreads_are_one_core_and_an_unknown_topology_counts_cpus(tmp_path: Path) -> None:
-    cpus = physical_cores(tmp_path)
-    assert cpus >= 1
-    for cpu in range(4096):
-        (tmp_path / f"cpu{cpu}" / "topology").mkdir(parents=True)
-        (tmp_path / f"cpu{cpu}" / "topology" / "thread_siblings_list").write_text("0-4095\n")
+    assert physical_cores(tmp_path) == len(os.sched_getaffinity(0))
+    for cpu in os.sched_getaffinity(0):
+        topology = tmp_path / "devices" / "system" / "cpu" / f"cpu{cpu}" / "topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings_list").write_text("0-4095\n")
     assert physical_cores(tmp_path) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "cores"),
+    [("max 100000", 64), ("150000 100000", 2), ("200000 100000", 2), ("10000 100000", 1), ("9900000 100000", 64)],
+)
+def test_a_containers_quota_bounds_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, cores: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(64)))
+    (tmp_path / "fs" / "cgroup").mkdir(parents=True)
+    (tmp_path / "fs" / "cgroup" / "cpu.max").write_text(f"{line}\n")
+    assert physical_cores(tmp_path) == cores
 
 
 class TestDeclarationCheck:

@@ -5,6 +5,7 @@ Slots here are sequence ids of the library, the scratch slot included.
 
 from __future__ import annotations
 
+import math
 import os
 import weakref
 from pathlib import Path
@@ -173,11 +174,19 @@ def _rounded(cells: int) -> int:
     return -(-cells // _CELL_STEP) * _CELL_STEP
 
 
-def physical_cores(topology: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Cores this process may run on, hyperthreads counted once; at least 1."""
+def physical_cores(system: Path = Path("/sys")) -> int:
+    """Cores this process may use: hyperthreads counted once, a container's CPU quota rounded up. At least 1."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     siblings: set[str] = set()
     for cpu in allowed:
-        file = topology / f"cpu{cpu}" / "topology" / "thread_siblings_list"
+        file = system / "devices" / "system" / "cpu" / f"cpu{cpu}" / "topology" / "thread_siblings_list"
         siblings.add(file.read_text().strip() if file.is_file() else str(cpu))
-    return max(1, len(siblings))
+    return max(1, min(len(siblings), _quota(system / "fs" / "cgroup" / "cpu.max") or len(siblings)))
+
+
+def _quota(file: Path) -> int | None:
+    """Whole CPUs of a cgroup's "quota period" line; None where there is no limit."""
+    fields = file.read_text().split() if file.is_file() else []
+    if len(fields) != 2 or not all(field.isdecimal() for field in fields):
+        return None
+    return math.ceil(int(fields[0]) / int(fields[1]))
