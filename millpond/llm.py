@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from millpond import wiring
 from millpond.cli.settings import Value, config_of
-from millpond.config import DEFAULT_MODEL
+from millpond.config import DEFAULT_MODEL, Config
 from millpond.errors import CallerError, InternalError, InvalidParameter
 from millpond.models import Progress, SilentProgress, TerminalProgress, resolve_model
 from millpond.outputs import EngineInfo, FinishEvent, SequenceUsage, TokenEvent, TokenLogprobs
@@ -90,7 +90,9 @@ class LLM:
         """
         self._lock = threading.RLock()
         self._arriving = 0
-        self._engine: wiring.LocalEngine | None = engine or _load(model, settings, progress)
+        if engine is None:
+            engine = load_engine(config_of({"model": model, **settings}), progress)
+        self._engine: wiring.LocalEngine | None = engine
         self._outputs: dict[SequenceId, _Output] = {}
         self._next_id = 0
 
@@ -98,6 +100,15 @@ class LLM:
     def info(self) -> EngineInfo:
         """What was loaded, with every "auto" resolved."""
         return self._alive.core.info
+
+    @property
+    def has_chat_template(self) -> bool:
+        """False: the model only continues text; `chat` raises CallerError."""
+        return self._alive.has_chat_template
+
+    def piece(self, token_id: TokenId) -> bytes:
+        """Bytes of one token, possibly part of a character. Raises IndexError for an id outside the vocabulary."""
+        return self._alive.vocab.piece(token_id)
 
     def generate(
         self,
@@ -389,10 +400,10 @@ async def open_async_llm(
         yield llm
 
 
-def _load(model: str, settings: Mapping[str, Value], progress: Progress | None) -> wiring.LocalEngine:
-    config = config_of({"model": model, **settings})
+def load_engine(config: Config, progress: Progress | None = None) -> wiring.LocalEngine:
+    """The engine of a whole configuration, for `LLM(engine=...)`; the model is pulled first. Raises SetupError."""
     shown = progress or _default_progress()
-    resolved = resolve_model(model, progress=shown)
+    resolved = resolve_model(config.model, progress=shown)
     size = resolved.path.stat().st_size
     with shown.task(f"loading {resolved.name}", size) as report:
 

@@ -120,13 +120,15 @@ def build_async_llm(
     from millpond.async_llm import AsyncLLM, TextTools
     from millpond.engine_client.client import EngineClient
     from millpond.runtime.llamacpp.vocab import load_vocab
-    from millpond.text.input_processor import InputProcessor
+    from millpond.text.input_processor import InputProcessor, ToolSettings
 
     vocab = load_vocab(model.path, os.environ)
     template = _chat_template(config.server.chat_template) or vocab.chat_template
     client = EngineClient(engine, config.queue, eog_ids=vocab.eog_ids, clock=time.monotonic, command=command)
+    server = config.server
+    reading = ToolSettings(server.tool_format, whole_calls=server.cut_tool_calls == "drop")
     tools = TextTools(
-        make_input_processor=lambda longest: InputProcessor(vocab, template, longest, datetime.now),
+        make_input_processor=lambda longest: InputProcessor(vocab, template, longest, datetime.now, reading),
         piece=vocab.piece,
         eog_ids=vocab.eog_ids,
     )
@@ -187,6 +189,7 @@ class LocalEngine:
 
     core: EngineCore
     text: InputProcessor
+    has_chat_template: bool
     vocab: Vocab
     clock: Callable[[], float]
     """The one the core is on: monotonic seconds."""
@@ -209,7 +212,9 @@ def load_local_engine(config: Config, model: ResolvedModel, progress: Callable[[
         template = _chat_template(config.server.chat_template) or runtime.vocab.chat_template
         text = InputProcessor(runtime.vocab, template, core.info.max_model_len, datetime.now)
         kept = undo.pop_all()
-    return LocalEngine(core, text, runtime.vocab, time.monotonic, lambda: secrets.randbits(63), kept.close)
+    return LocalEngine(
+        core, text, bool(template), runtime.vocab, time.monotonic, lambda: secrets.randbits(63), kept.close
+    )
 
 
 # -- engine process ----------------------------------------------------------------------------------------------------

@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from millpond import __version__
-from millpond.cli import models, serve
+from millpond.cli import generate, models, serve
 from millpond.cli.errors import one_line_errors
 from millpond.cli.options import with_settings
+from millpond.cli.sampling import with_sampling
 
 
 def build_app() -> typer.Typer:
@@ -26,6 +27,8 @@ def build_app() -> typer.Typer:
     app.callback()(_root)
     serve_command = with_settings(one_line_errors(serve.serve), "engine", "queue", "server")
     app.command(name="serve", rich_help_panel="Run")(serve_command)
+    generate_command = with_settings(with_sampling(one_line_errors(generate.generate)), "engine")
+    app.command(name="generate", rich_help_panel="Run")(generate_command)
     pulled = typer.Typer(help="List, pull and remove model files.", no_args_is_help=True)
     pulled.command("list")(one_line_errors(models.list_models))
     pulled.command("pull")(one_line_errors(models.pull))

@@ -27,7 +27,8 @@ def fake_local_engine(runtime: FakeRuntime, **settings: Any) -> LocalEngine:
         runtime.vocab, runtime.vocab.chat_template, core.info.max_model_len, lambda: datetime(2026, 1, 1, tzinfo=UTC)
     )
     seeds = itertools.count(1)
-    return LocalEngine(core, text, runtime.vocab, lambda: runtime.virtual_time, lambda: next(seeds), runtime.close)
+    clock = core._clock
+    return LocalEngine(core, text, True, runtime.vocab, clock, lambda: next(seeds), runtime.close)
 
 
 def fake_llm(runtime: FakeRuntime | None = None, **settings: Any) -> LLM:
