@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Protocol, TypeVar
 
@@ -16,9 +16,10 @@ from millpond.errors import EngineFailed, NotReady
 from millpond.outputs import EngineInfo, SequenceUsage, StepStats, TokenLogprobs
 from millpond.request import Request
 from millpond.sampling_params import SamplingParams
+from millpond.text.channels import ToolCallDelta
 from millpond.text.input_processor import InputProcessor
 from millpond.text.inputs import ChatInput, PromptInput, TextInput, TokenInput
-from millpond.text.output_processor import HiddenTokens, OutputProcessor
+from millpond.text.output_processor import HiddenTokens, OutputProcessor, TextDelta
 from millpond.text.stop import StopStrings
 from millpond.types import FinishReason, RequestId, SequenceId, TokenId
 
@@ -35,6 +36,7 @@ __all__ = [
     "TextEngine",
     "TextInput",
     "TokenInput",
+    "ToolCallDelta",
 ]
 
 
@@ -62,6 +64,9 @@ class OutputDelta:
     token_ids: tuple[TokenId, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish: Finish | None = None
+    reasoning: str = ""
+    """Of the reasoning channel; `text` is the answer alone."""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,10 @@ class Finish:
     completion_tokens: int
     message: str = ""
     stop_string: str | None = None
+    reasoning_tokens: int = 0
+    """Of the completion tokens, those on the reasoning channel."""
+    tool_calls: int = 0
+    """Calls in this output, the last perhaps cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,13 +197,15 @@ class AsyncLLM:
         self._client.check_room(options.n)
         params.check_vocabulary(info.model.n_vocab)
         stops = StopStrings(options.stop)
-        ids = await self._on_worker(lambda: self._input_processor(info).prepare(prompt))
+        prepared = await self._on_worker(lambda: self._input_processor(info).prepare_prompt(prompt))
+        ids, channels = prepared.token_ids, prepared.channels
         logs = self._client.submit(self._requests(ids, params, options, info, timeout))
         hidden = HiddenTokens(self._text.eog_ids, frozenset(params.stop_token_ids), params.min_tokens)
-        readers = [
-            _OutputReader(index, log, OutputProcessor(self._text.piece, stops, hidden), self._client)
-            for index, log in enumerate(logs)
-        ]
+        readers: list[_OutputReader] = []
+        for index, log in enumerate(logs):
+            machine = None if channels is None else channels.machine(options.request_id, index)
+            processor = OutputProcessor(self._text.piece, stops, hidden, machine)
+            readers.append(_OutputReader(index, log, processor, self._client))
         return RequestStream(len(ids), readers, self._client)
 
     async def tokenize(self, prompt: PromptInput, *, add_special: bool = True) -> list[TokenId]:
@@ -333,32 +344,56 @@ class _OutputReader:
     def take(self) -> OutputDelta | None:
         """What is new since the last call."""
         log, read = self.log, self._read
-        text = ""
+        delta = _NOTHING
         token_ids: tuple[TokenId, ...] = ()
         if len(log.ids) > read and self._processor.stop is None:
             new = log.ids[read:]
             delta = self._processor.feed(new, read)
-            text = delta.text
             token_ids = tuple(new if delta.stop is None else new[: delta.token_count])
             self._read = read + len(token_ids)
             if delta.stop is not None:
                 self._client.end(log.sequence_id, FinishReason.STOP, delta.stop.output_length)
         logprobs = tuple(log.logprobs[read : self._read]) if log.logprobs else ()
         if log.finish is None:
-            return OutputDelta(self._index, text, token_ids, logprobs) if token_ids else None
+            return self._delta(delta, token_ids, logprobs) if token_ids else None
         if self.is_done:
             return None
         self.is_done = True
-        text += self._processor.finish().text
-        return OutputDelta(self._index, text, token_ids, logprobs, self._finish())
+        rest = self._processor.finish()
+        whole = replace(
+            delta,
+            text=delta.text + rest.text,
+            reasoning=delta.reasoning + rest.reasoning,
+            tool_calls=delta.tool_calls + rest.tool_calls,
+        )
+        return self._delta(whole, token_ids, logprobs, self._finish())
+
+    def _delta(
+        self,
+        delta: TextDelta,
+        token_ids: tuple[TokenId, ...],
+        logprobs: tuple[TokenLogprobs, ...],
+        finish: Finish | None = None,
+    ) -> OutputDelta:
+        return OutputDelta(self._index, delta.text, token_ids, logprobs, finish, delta.reasoning, delta.tool_calls)
 
     def _finish(self) -> Finish:
         event = self.log.finish
         assert event is not None
-        stop = self._processor.stop
-        if stop is None:
-            return Finish(event.reason, event.usage, event.output_length, event.message)
-        return Finish(FinishReason.STOP, event.usage, stop.output_length, stop_string=stop.stop)
+        processor = self._processor
+        stop = processor.stop
+        return Finish(
+            event.reason if stop is None else FinishReason.STOP,
+            event.usage,
+            event.output_length if stop is None else stop.output_length,
+            event.message if stop is None else "",
+            stop_string=None if stop is None else stop.stop,
+            reasoning_tokens=processor.reasoning_tokens,
+            tool_calls=processor.tool_calls,
+        )
+
+
+_NOTHING = TextDelta("", 0)
 
 
 def output_seed(seed: int, index: int) -> int:

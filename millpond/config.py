@@ -19,6 +19,7 @@ def setting(default: Any, help_text: str, **extra: Any) -> Any:
 
 
 DEFAULT_MODEL = "smollm2-135m"
+TOOL_FORMATS = ("auto", "hermes", "llama3", "json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,15 @@ class ServerConfig:
     api_key: str = setting("", "key that every route but /health and /ready asks for; empty: none", secret=True)
     model_name: str = setting("", "name shown in /v1/models; empty: that of MODEL")
     chat_template: str = setting("", "file with a Jinja chat template, instead of the model's own")
+    tool_format: str = setting(
+        "auto", "how the model writes tool calls; auto: what its chat template shows", choices=TOOL_FORMATS
+    )
+    cut_tool_calls: str = setting(
+        "keep",
+        "keep: arguments stream as they are written, and a call cut by a limit ends where it was cut; "
+        "drop: a call is sent when it is whole, and one that never is is left out",
+        choices=("keep", "drop"),
+    )
     max_body_bytes: int = setting(32 * 1024 * 1024, "largest request body", minimum=1)
     drain_timeout: float = setting(30.0, "seconds that running requests get to finish after SIGTERM", minimum=0)
     client_timeout: float = setting(60.0, "seconds after which a client that takes no bytes is ended", minimum=0.1)

@@ -45,6 +45,15 @@ class TemplateTokens:
     eos: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class TemplateAbilities:
+    """What of tools reaches the prompt when it is handed in. Found by trying."""
+
+    tools: bool
+    calls: bool
+    results: bool
+
+
 class ChatTemplate:
     """Compiled once; render() may run in several threads. Raises ConfigError when the source does not compile."""
 
@@ -62,6 +71,7 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError("chat_template", f"line {error.lineno}: {error.message}") from error
         self.wants_text_arguments = self._probe_arguments()
+        self.shows = self._probe_abilities()
 
     def render(
         self,
@@ -112,6 +122,26 @@ class ChatTemplate:
             return True
 
         return not renders({"a": 1}) and renders('{"a": 1}')
+
+    def _probe_abilities(self) -> TemplateAbilities:
+        arguments = '{"a": "probed_call"}' if self.wants_text_arguments else {"a": "probed_call"}
+        call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        turns = [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": "probed_result", "tool_call_id": "call00000", "name": "f"},
+        ]
+        history = self._try_render(turns, ())
+        parameters = {"type": "object", "properties": dict[str, Any](), "required": list[str]()}
+        function: dict[str, Any] = {"name": "probed_tool", "description": "x", "parameters": parameters}
+        offered = self._try_render(turns[:1], [{"type": "function", "function": function}])
+        return TemplateAbilities("probed_tool" in offered, "probed_call" in history, "probed_result" in history)
+
+    def _try_render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+        try:
+            return self.render(messages, tools=tools, max_characters=MAX_REPEATED_CHARACTERS)
+        except TemplateError:
+            return ""
 
 
 class _Environment(ImmutableSandboxedEnvironment):

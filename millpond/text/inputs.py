@@ -15,6 +15,11 @@ class ChatInput:
 
     messages: Sequence[dict[str, Any]]
     tools: Sequence[dict[str, Any]] = ()
+    """Offered to the model, and its calls of them are read. Empty: there are no calls, whatever the text looks like."""
+    forced_tools: Sequence[str] = ()
+    """Names of which the output must call one. Empty: the model chooses."""
+    parallel_tool_calls: bool = True
+    """False: the output ends with its first call."""
     template_kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
 
 

@@ -1,7 +1,8 @@
 """Brings chat messages into the one form that templates expect. Pure dicts in, new dicts out; knows no template.
 
 What changes: null content becomes "", text parts are joined with newlines, `developer` becomes `system`, empty
-`tool_calls` and null fields go away, a call's arguments become an object where they are JSON of one.
+`tool_calls` and null fields go away, a call's arguments become an object where they are JSON of one, and `reasoning` is
+called `reasoning_content`.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ def _normalise(message: Message, field: str, *, text_arguments: bool) -> Message
     normal = {"role": role, "content": _normalise_content(message.get("content"), f"{field}.content"), **others}
     if calls:
         normal["tool_calls"] = calls
+    if "reasoning" in normal:
+        normal.setdefault("reasoning_content", normal.pop("reasoning"))
     return normal
 
 

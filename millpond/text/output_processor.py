@@ -1,9 +1,9 @@
 """New ids of one output to the text a client may see, and where a stop string ends it. Knows no log and no wire format.
 
-    ids -> Detokenizer (whole characters) -> StopMatcher (held while ambiguous) -> text
+    ids -> Detokenizer (whole characters) -> StopMatcher (held while ambiguous) -> ChannelMachine -> text and calls
 
-Seam: reasoning and tool channels will read what the StopMatcher lets through and split it; TextDelta then carries
-channel parts instead of one text. Nothing before that point changes.
+Control tokens give no text, except the markers that the request's tool format reads: those pass as one character each,
+which no stop string can hold. Without a channel machine everything is text.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from millpond.errors import InternalError
+from millpond.text.channels import ChannelDelta, ChannelMachine, ToolCallDelta
 from millpond.text.detokenizer import Detokenizer
 from millpond.text.stop import StopMatcher, StopStrings
 from millpond.types import TokenId
@@ -19,7 +20,8 @@ from millpond.types import TokenId
 
 @dataclass(frozen=True, slots=True)
 class StopMatch:
-    stop: str
+    stop: str | None
+    """None: the request takes one tool call, and that is complete."""
     output_length: int
     """Tokens of the output up to and with the one that completed the match: end the sequence there."""
 
@@ -30,6 +32,8 @@ class TextDelta:
     token_count: int
     """Tokens taken into account by this delta; 0 after a stop match."""
     stop: StopMatch | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +51,33 @@ class HiddenTokens:
 class OutputProcessor:
     """State of one output. `piece` gives a token's bytes, b"" for control tokens."""
 
-    __slots__ = ("_detokenizer", "_hidden", "_length", "_matcher", "_stop")
+    __slots__ = ("_channels", "_detokenizer", "_hidden", "_length", "_matcher", "_stop", "reasoning_tokens")
 
-    def __init__(self, piece: Callable[[TokenId], bytes], stops: StopStrings, hidden: HiddenTokens) -> None:
+    def __init__(
+        self,
+        piece: Callable[[TokenId], bytes],
+        stops: StopStrings,
+        hidden: HiddenTokens,
+        channels: ChannelMachine | None = None,
+    ) -> None:
         self._detokenizer = Detokenizer(piece)
         self._matcher = StopMatcher(stops) if stops else None
         self._hidden = hidden
+        self._channels = channels
         self._length = 0
         self._stop: StopMatch | None = None
+        self.reasoning_tokens = 0
+        """Tokens on the reasoning channel so far, its tags among them."""
 
     @property
     def stop(self) -> StopMatch | None:
-        """The stop string that ended this output."""
+        """What ended this output here, before the engine did."""
         return self._stop
+
+    @property
+    def tool_calls(self) -> int:
+        """Calls begun so far."""
+        return self._channels.calls if self._channels is not None else 0
 
     def feed(self, token_ids: Sequence[TokenId], start_index: int) -> TextDelta:
         """`start_index`: output index of the first id. After a stop match nothing is read any more.
@@ -70,6 +88,8 @@ class OutputProcessor:
             return TextDelta("", 0)
         if start_index != self._length:
             raise InternalError(f"output index {start_index} where {self._length} was due")
+        if self._channels is not None:
+            return self._feed_channels(token_ids, self._channels)
         if self._matcher is None:
             text = self._detokenizer.feed(self._visible(token_ids))
             self._length += len(token_ids)
@@ -81,13 +101,15 @@ class OutputProcessor:
         if self._stop is not None:
             return TextDelta("", 0)
         text = self._detokenizer.flush()
-        if self._matcher is None:
-            return TextDelta(text, 0)
-        shown, matched = self._matcher.feed(text)
-        if matched is not None:
-            self._stop = StopMatch(matched, self._length)
-            return TextDelta(shown, 0, self._stop)
-        return TextDelta(shown + self._matcher.flush(), 0)
+        if self._matcher is not None:
+            text, matched = self._matcher.feed(text)
+            if matched is not None:
+                self._stop = StopMatch(matched, self._length)
+            else:
+                text += self._matcher.flush()
+        if self._channels is None:
+            return TextDelta(text, 0, self._stop)
+        return _joined([self._channels.feed(text), self._channels.finish()], 0, self._stop)
 
     def _visible(self, token_ids: Sequence[TokenId]) -> list[TokenId]:
         hides, start = self._hidden.hides, self._length
@@ -106,3 +128,38 @@ class OutputProcessor:
                 self._stop = StopMatch(matched, self._length)
                 return TextDelta("".join(parts), count, self._stop)
         return TextDelta("".join(parts), len(token_ids))
+
+    def _feed_channels(self, token_ids: Sequence[TokenId], channels: ChannelMachine) -> TextDelta:
+        """One token at a time, so that what is counted and where an output stops is the same in any grouping."""
+        parts: list[ChannelDelta] = []
+        for count, token in enumerate(token_ids, 1):
+            hidden = self._hidden.hides(token, self._length)
+            self._length += 1
+            if hidden:
+                continue
+            text, matched = self._marked_text(token), None
+            if self._matcher is not None:
+                text, matched = self._matcher.feed(text)
+            was_reasoning = channels.in_reasoning
+            if text:
+                parts.append(channels.feed(text))
+            self.reasoning_tokens += was_reasoning or channels.in_reasoning
+            if matched is not None or channels.is_over:
+                self._stop = StopMatch(matched, self._length)
+                parts.append(channels.finish())
+                return _joined(parts, count, self._stop)
+        return _joined(parts, len(token_ids), None)
+
+    def _marked_text(self, token: TokenId) -> str:
+        marker = self._channels.marker_characters.get(token) if self._channels is not None else None
+        return self._detokenizer.feed_one(token) if marker is None else self._detokenizer.flush() + marker
+
+
+def _joined(parts: Sequence[ChannelDelta], token_count: int, stop: StopMatch | None) -> TextDelta:
+    if len(parts) == 1:
+        only = parts[0]
+        return TextDelta(only.content, token_count, stop, only.reasoning, only.tool_calls)
+    content = "".join([part.content for part in parts])
+    reasoning = "".join([part.reasoning for part in parts])
+    calls = tuple(call for part in parts for call in part.tool_calls)
+    return TextDelta(content, token_count, stop, reasoning, calls)

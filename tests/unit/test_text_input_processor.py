@@ -114,7 +114,7 @@ def test_a_continued_message_is_guarded_too() -> None:
 def test_a_last_message_with_calls_is_not_continued() -> None:
     calls = [{"function": {"name": "f", "arguments": "{}"}}]
     text = chat_text(user("x"), {"role": "assistant", "content": "", "tool_calls": calls})
-    assert text.endswith("<|im_start|>assistant\n<|im_end|>\n<|im_start|>assistant\n")
+    assert text.endswith("</tool_call><|im_end|>\n<|im_start|>assistant\n")
 
 
 def test_a_template_that_drops_the_last_message_cannot_continue_it() -> None:
