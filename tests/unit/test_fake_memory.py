@@ -74,6 +74,8 @@ def test_sharing_a_recurrent_state_ignores_the_range(kind: MemoryKind) -> None:
     memory.share(0, 1, len(HISTORY))
     assert _feed(memory, 1, [50]) == _alone(kind, [*HISTORY, 50])
     memory.share(0, 2, 10)
+    seen = memory.span(2)
+    assert seen == ((9, 9) if kind is MemoryKind.HYBRID else (19, 19)), "a recurrent copy is at its source's position"
     assert _feed(memory, 2, [50]) != _alone(kind, [*HISTORY[:10], 50])
 
 
@@ -133,6 +135,16 @@ def test_shared_cells_and_cells_in_the_window_are_not_lost() -> None:
     memory.cut(1, 0)
     memory.lose_idle_cells({2}, rows=100)
     assert memory.span(0) == (20 - WINDOW, 19)
+
+
+def test_a_dropped_slot_has_its_window_again() -> None:
+    memory = _memory(MemoryKind.SLIDING_WINDOW)
+    _feed(memory, 0, HISTORY)
+    memory.lose_idle_cells({2}, rows=100)
+    memory.cut(0, 0)
+    assert memory.span(0) is None
+    assert _feed(memory, 0, HISTORY[:10]) == _alone(MemoryKind.SLIDING_WINDOW, HISTORY[:10])
+    assert memory.span(0) == (0, 9)
 
 
 def test_bytes_are_taken_by_their_head_and_length_alone() -> None:
