@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from millpond.async_llm import TextEngine
 from millpond.config import QueueConfig, ServerConfig
-from millpond.errors import NotReady
 from millpond.outputs import EngineInfo
 from millpond.server.exchanges import Exchanges
 
@@ -33,13 +32,6 @@ class ServerContext:
     @property
     def info(self) -> EngineInfo | None:
         return self.engine.status.info
-
-    def require_info(self) -> EngineInfo:
-        """Raises NotReady until the model is loaded."""
-        info = self.info
-        if info is None:
-            raise NotReady(f"the model is not ready: {self.engine.status.state}", retry_after=1)
-        return info
 
     def fingerprint(self) -> str:
         """Same model file, library and context size, same fingerprint."""

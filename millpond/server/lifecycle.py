@@ -89,6 +89,7 @@ class Lifecycle:
             ws="none",
             lifespan="off",
             log_config=None,
+            log_level="error",
             access_log=False,
             proxy_headers=False,
             server_header=False,

@@ -162,6 +162,8 @@ class GenerationResponse(Response):
                 stream = await self._context.engine.submit(prompt, self._plan.params, options)
                 cleanup.callback(_cancel, stream, exchange)
                 streams.append(stream)
+            # The engine may have become ready only while the request was being accepted.
+            self._head = replace(self._head, fingerprint=self._context.fingerprint())
             if self._plan.stream:
                 self._writer = EventStreamWriter(send, self._context.ping_interval)
                 cleanup.callback(self._writer.stop)

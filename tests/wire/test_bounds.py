@@ -7,7 +7,7 @@ import json
 import socket
 
 import pytest
-from fake_text_engine import FakeTextEngine, Script
+from fake_text_engine import INFO, FakeTextEngine, Script
 from raw_http import CHAT, TEXT, chat, exchange, head, parse_sse, post, read_chunked, read_head, read_reply
 from wire_server import eventually, running
 
@@ -270,12 +270,20 @@ async def test_ready_tells_the_state_and_health_does_not_care():
 
 
 async def test_before_the_model_is_loaded_routes_answer():
-    engine = FakeTextEngine(info=None, state="loading")
+    gate = asyncio.Event()
+    engine = FakeTextEngine(Script(submit_gate=gate), info=None, state="loading")
     async with running(engine) as server:
         models = await exchange(server.port, head("GET", "/v1/models"))
         assert models.json["data"][0]["meta"] is None
-        assert (await exchange(server.port, post("/detokenize", {"tokens": [1]}))).status == 503
+        assert (await exchange(server.port, post("/detokenize", {"tokens": [65]}))).json["content"] == "A"
         assert (await exchange(server.port, head("GET", "/version"))).json["library"] is None
+        waiting = asyncio.ensure_future(exchange(server.port, post(CHAT, chat())))
+        await eventually(lambda: bool(engine.submitted))
+        engine.info = INFO
+        gate.set()
+        early = (await waiting).json["system_fingerprint"]
+        late = (await exchange(server.port, post(CHAT, chat()))).json["system_fingerprint"]
+        assert early == late
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/ready", "/version", "/v1/models"])

@@ -37,7 +37,8 @@ def tokenize_router(context: ServerContext) -> APIRouter:
         tokens: Any = body.tokens
         if not isinstance(tokens, list):
             raise InvalidParameter("tokens", "must be a list of token ids")
-        n_vocab = context.require_info().model.n_vocab
+        info = context.info
+        n_vocab = None if info is None else info.model.n_vocab
         ids = check_token_ids(cast(list[Any], tokens), "tokens", n_vocab, allow_empty=True)
         text = await context.engine.detokenize(ids)
         return json_response({"content": text, "prompt": text})
