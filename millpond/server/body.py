@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 from millpond.errors import CallerError, ContextLengthExceeded, InvalidParameter
 from millpond.sampling_params import MAX_LOGIT_BIAS_ENTRIES
 from millpond.server.limits import MAX_JSON_VALUES
-from millpond.server.schemas.common import WireModel
+from millpond.server.schemas.generation import WireModel
 
 Model = TypeVar("Model", bound=WireModel)
 

@@ -93,6 +93,7 @@ _USAGE = _object(
         "completion_tokens": _INTEGER,
         "total_tokens": _INTEGER,
         "prompt_tokens_details": _object({"cached_tokens": _INTEGER}),
+        "completion_tokens_details": _object({"reasoning_tokens": _INTEGER}),
     }
 )
 _EXTENSION = _object(
@@ -104,9 +105,23 @@ _EXTENSION = _object(
         "decode_ms": {"type": "number"},
         "parked_ms": {"type": "number"},
         "preemptions": _INTEGER,
-    }
+    },
+    notes=_array(_STRING),
 )
 _FINISH = {"type": "string", "enum": ["stop", "length"]}
+_CHAT_FINISH = {"type": "string", "enum": ["stop", "length", "tool_calls"]}
+_CALL = _object(
+    {
+        "id": _STRING,
+        "type": {"const": "function"},
+        "function": _object({"name": _STRING, "arguments": _STRING}),
+    }
+)
+_MESSAGE = _object(
+    {"role": {"const": "assistant"}, "content": _NULLABLE_STRING},
+    reasoning_content=_STRING,
+    tool_calls=_array(_CALL),
+)
 
 
 def _completion(kind: str, choice: dict[str, Any]) -> dict[str, Any]:
@@ -144,9 +159,9 @@ _ANSWERS: dict[str, Any] = {
         _object(
             {
                 "index": _INTEGER,
-                "message": _object({"role": {"const": "assistant"}, "content": _STRING}),
+                "message": _MESSAGE,
                 "logprobs": {"type": ["object", "null"]},
-                "finish_reason": _FINISH,
+                "finish_reason": _CHAT_FINISH,
             }
         ),
     ),

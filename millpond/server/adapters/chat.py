@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from millpond.async_llm import ChatInput, OutputDelta
 from millpond.errors import InvalidParameter
+from millpond.server.adapters.billing import without_billing_lines
 from millpond.server.adapters.logprobs import Piece, chat_entries
 from millpond.server.adapters.plan import Caller, GenerationPlan, build_plan, sampling_params, unsupported
 from millpond.server.adapters.reply import CollectedOutput, ReplyHead
-from millpond.server.adapters.sse import encode_json, encode_text, event
+from millpond.server.adapters.sse import encode_json, encode_text, encode_value, event
+from millpond.server.adapters.tools import finish_reason, tool_plan, wire_pieces
 from millpond.server.adapters.usage import PromptFinishes, extension, usage
 from millpond.server.schemas.chat import ChatMessage, ChatRequest
 from millpond.types import FinishReason
@@ -18,10 +21,29 @@ from millpond.types import FinishReason
 
 def chat_plan(body: ChatRequest, caller: Caller) -> GenerationPlan:
     """Raises InvalidParameter naming the field, or UnknownModel."""
-    refuse_tools(body)
+    tools = tool_plan(body)
+    if tools.forced:
+        raise unsupported("tool_choice", "forced tool calls are not supported yet; send 'auto' or 'none'")
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     params = sampling_params(body, max_tokens=max_tokens, logprobs=_wanted_logprobs(body))
-    return build_plan(body, [chat_input(body.messages, body.chat_template_kwargs)], params, caller)
+    chat = chat_input(body.messages, _template_kwargs(body))
+    notes: tuple[str, ...] = ()
+    if caller.strip_billing_line:
+        messages, notes = without_billing_lines(chat.messages)
+        chat = replace(chat, messages=messages)
+    chat = replace(
+        chat, tools=tools.offered, forced_tools=tools.forced, parallel_tool_calls=tools.parallel or not tools.offered
+    )
+    return replace(build_plan(body, [chat], params, caller), notes=notes)
+
+
+def _template_kwargs(body: ChatRequest) -> dict[str, Any]:
+    """The client's own, which win, and what reasoning_effort means to the templates that know such things."""
+    if body.reasoning_effort is None:
+        return body.chat_template_kwargs or {}
+    thinks = body.reasoning_effort != "none"
+    meant = {"reasoning_effort": body.reasoning_effort, "enable_thinking": thinks, "thinking": thinks}
+    return meant | (body.chat_template_kwargs or {})
 
 
 def chat_input(messages: Sequence[ChatMessage], template_kwargs: dict[str, Any] | None = None) -> ChatInput:
@@ -35,16 +57,6 @@ def _plain_message(message: ChatMessage) -> dict[str, Any]:
     if not plain.get("tool_calls"):
         plain.pop("tool_calls", None)
     return {"role": message.role, "content": plain.pop("content", "")} | plain
-
-
-def refuse_tools(body: ChatRequest) -> None:
-    extras = body.model_extra or {}
-    if extras.get("functions"):
-        raise unsupported("functions", "tool calls are not supported yet; leave the field out")
-    if body.tool_choice not in (None, "auto", "none"):
-        raise unsupported("tool_choice", "forced tool calls are not supported yet; leave the field out or send 'none'")
-    if body.tools and body.tool_choice != "none":
-        raise unsupported("tools", "tool calls are not supported yet; leave the field out or send tool_choice 'none'")
 
 
 def _wanted_logprobs(body: ChatRequest) -> int | None:
@@ -68,17 +80,28 @@ class ChatDialect:
     ) -> dict[str, Any]:
         answer = head.fields("chat.completion")
         answer["choices"] = [self._choice(index, output) for index, output in enumerate(outputs)]
-        return answer | {"usage": usage(prompts), "millpond": extension(prompts)}
+        return answer | {"usage": usage(prompts), "millpond": extension(prompts, self._plan.notes)}
 
     def _choice(self, index: int, output: CollectedOutput) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": "".join(output.text), "refusal": None}
-        choice: dict[str, Any] = {"index": index, "message": message, "logprobs": None}
+        choice: dict[str, Any] = {"index": index, "message": _message(output), "logprobs": None}
         if self._plan.params.logprobs is not None:
             choice["logprobs"] = {"content": chat_entries(output.token_ids, output.logprobs, self._piece)}
         if self._plan.return_token_ids:
-            message["token_ids"] = choice["token_ids"] = output.token_ids
-        choice["finish_reason"] = output.finish.reason.value if output.finish else None
-        return choice
+            choice["message"]["token_ids"] = choice["token_ids"] = output.token_ids
+        if output.finish is None:
+            return choice | {"finish_reason": None}
+        return choice | {"finish_reason": finish_reason(output.finish.reason, has_calls=bool(output.calls.calls))}
+
+
+def _message(output: CollectedOutput) -> dict[str, Any]:
+    """Content is null where there are calls and no text; the other two are there when they hold something."""
+    text, reasoning, calls = "".join(output.text), "".join(output.reasoning), output.calls.calls
+    message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = calls
+    return message
 
 
 class ChatChunkEncoder:
@@ -89,7 +112,9 @@ class ChatChunkEncoder:
         self._wants_logprobs = plan.params.logprobs is not None
         self._wants_ids = plan.return_token_ids
         self._piece = piece
-        self._include_usage = plan.include_usage
+        self._notes = plan.notes
+        self._called: set[int] = set()
+        """Outputs with calls in them."""
         self._heads = [self._head_bytes(index) for index in range(plan.n_outputs)]
         self._end = b"]," + b'"usage":null}\n\n' if plan.include_usage else b"]}\n\n"
         self._plain_tail = b'},"logprobs":null,"finish_reason":null}' + self._end
@@ -101,15 +126,28 @@ class ChatChunkEncoder:
         return self._heads[index] + b'"role":"assistant","content":""' + self._plain_tail
 
     def delta(self, delta: OutputDelta) -> bytes:
-        if not self._wants_logprobs and not self._wants_ids:
-            if not delta.text:
-                return b""
-            return self._heads[delta.index] + b'"content":' + encode_text(delta.text) + self._plain_tail
-        if not delta.text and not delta.token_ids:
+        if self._wants_logprobs or self._wants_ids:
+            has_part = delta.text or delta.token_ids or delta.reasoning or delta.tool_calls
+            return self._heads[delta.index] + self._parts(delta) + self._rich_tail(delta) if has_part else b""
+        if delta.reasoning or delta.tool_calls:
+            return self._heads[delta.index] + self._parts(delta) + self._plain_tail
+        if not delta.text:
             return b""
-        return self._rich(delta)
+        return self._heads[delta.index] + b'"content":' + encode_text(delta.text) + self._plain_tail
 
-    def _rich(self, delta: OutputDelta) -> bytes:
+    def _parts(self, delta: OutputDelta) -> bytes:
+        """The inside of `delta`: reasoning, content and calls, each where it is."""
+        parts: list[bytes] = []
+        if delta.reasoning:
+            parts.append(b'"reasoning_content":' + encode_text(delta.reasoning))
+        if delta.text or not (delta.reasoning or delta.tool_calls):
+            parts.append(b'"content":' + encode_text(delta.text))
+        if delta.tool_calls:
+            self._called.add(delta.index)
+            parts.append(b'"tool_calls":' + encode_value(wire_pieces(delta.tool_calls)))
+        return b",".join(parts)
+
+    def _rich_tail(self, delta: OutputDelta) -> bytes:
         tail = b'},"logprobs":'
         if self._wants_logprobs:
             entries = chat_entries(delta.token_ids, delta.logprobs, self._piece)
@@ -118,14 +156,14 @@ class ChatChunkEncoder:
             tail += b"null"
         if self._wants_ids:
             tail += b',"token_ids":' + encode_json(delta.token_ids)
-        tail += b',"finish_reason":null}' + self._end
-        return self._heads[delta.index] + b'"content":' + encode_text(delta.text) + tail
+        return tail + b',"finish_reason":null}' + self._end
 
     def finish(self, index: int, reason: FinishReason) -> bytes:
         ids = b',"token_ids":[]' if self._wants_ids else b""
-        return (
-            self._heads[index] + b'},"logprobs":null%b,"finish_reason":"%b"}' % (ids, reason.value.encode()) + self._end
-        )
+        shown = finish_reason(reason, has_calls=index in self._called).encode()
+        return self._heads[index] + b'},"logprobs":null%b,"finish_reason":"%b"}' % (ids, shown) + self._end
 
     def usage(self, prompts: Sequence[PromptFinishes]) -> bytes:
-        return event(self._fields | {"choices": [], "usage": usage(prompts), "millpond": extension(prompts)})
+        return event(
+            self._fields | {"choices": [], "usage": usage(prompts), "millpond": extension(prompts, self._notes)}
+        )

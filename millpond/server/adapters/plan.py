@@ -12,7 +12,7 @@ from millpond.async_llm import PromptInput, RequestOptions
 from millpond.errors import InvalidParameter, UnknownModel
 from millpond.sampling_params import SamplingParams
 from millpond.server.limits import MAX_OUTPUTS
-from millpond.server.schemas.common import GenerationFields
+from millpond.server.schemas.generation import GenerationFields
 from millpond.types import RequestId
 
 _UNSUPPORTED_EXTRAS = ("grammar", "json_schema", "structured_outputs", "guided_json", "guided_regex", "guided_grammar")
@@ -29,6 +29,7 @@ class Caller:
     default_timeout: float
     """Seconds; 0: none. A client may ask for less, not for more."""
     served_model: str
+    strip_billing_line: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,8 @@ class GenerationPlan:
     stream: bool
     include_usage: bool
     return_token_ids: bool
+    notes: tuple[str, ...] = ()
+    """What was done to the request that its client may want to know; shown in the answer's extension."""
 
     @property
     def n_outputs(self) -> int:

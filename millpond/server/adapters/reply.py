@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from millpond.async_llm import Finish, OutputDelta
 from millpond.outputs import TokenLogprobs
+from millpond.server.adapters.tools import CollectedCalls
 from millpond.server.adapters.usage import PromptFinishes
 from millpond.types import FinishReason, TokenId
 
@@ -37,12 +38,16 @@ class CollectedOutput:
     """One output of a non-streamed answer, gathered from its deltas."""
 
     text: list[str] = field(default_factory=list[str])
+    reasoning: list[str] = field(default_factory=list[str])
+    calls: CollectedCalls = field(default_factory=CollectedCalls)
     token_ids: list[TokenId] = field(default_factory=list[TokenId])
     logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
     finish: Finish | None = None
 
     def take(self, delta: OutputDelta) -> None:
         self.text.append(delta.text)
+        self.reasoning.append(delta.reasoning)
+        self.calls.take(delta.tool_calls)
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs
         self.finish = delta.finish

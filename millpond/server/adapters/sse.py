@@ -26,8 +26,13 @@ def encode_text(text: str) -> bytes:
     return encoded
 
 
-def event(value: Any) -> bytes:
+def encode_value(value: Any) -> bytes:
+    """Any JSON, with the same care."""
     encoded = encode_json(value)
     for raw, escaped in _LINE_BREAKS:
         encoded = encoded.replace(raw, escaped)
-    return b"data: " + encoded + b"\n\n"
+    return encoded
+
+
+def event(value: Any) -> bytes:
+    return b"data: " + encode_value(value) + b"\n\n"

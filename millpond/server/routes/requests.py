@@ -14,7 +14,7 @@ from millpond.server.adapters.sse import encode_json
 from millpond.server.body import decode_object, validate
 from millpond.server.context import ServerContext
 from millpond.server.limits import read_body
-from millpond.server.schemas.common import WireModel
+from millpond.server.schemas.generation import WireModel
 
 Model = TypeVar("Model", bound=WireModel)
 

@@ -7,11 +7,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from millpond.sampling_params import MAX_TOP_LOGPROBS
-from millpond.server.schemas.common import GenerationFields, Integer, TokenCount, WireModel
+from millpond.server.schemas.generation import GenerationFields, Integer, TokenCount, WireModel
 
 MAX_TOOLS = 1024
 ToolList = Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MAX_TOOLS)]
 Role = Literal["system", "developer", "user", "assistant", "tool"]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ContentPart(WireModel):
@@ -34,4 +35,6 @@ class ChatRequest(GenerationFields):
     top_logprobs: Annotated[Integer, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     tools: ToolList | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
     chat_template_kwargs: dict[str, Any] | None = None

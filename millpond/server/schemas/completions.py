@@ -8,7 +8,7 @@ from pydantic import Field, WithJsonSchema
 
 from millpond.sampling_params import MAX_TOP_LOGPROBS
 from millpond.server.limits import MAX_OUTPUTS
-from millpond.server.schemas.common import INT32_MAX, GenerationFields, Integer, TokenCount
+from millpond.server.schemas.generation import INT32_MAX, GenerationFields, Integer, TokenCount
 
 _TEXT: dict[str, Any] = {"type": "string", "minLength": 1}
 _IDS: dict[str, Any] = {

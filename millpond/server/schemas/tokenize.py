@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, WithJsonSchema
 
 from millpond.server.schemas.chat import ChatMessage
-from millpond.server.schemas.common import INT32_MAX, WireModel
+from millpond.server.schemas.generation import INT32_MAX, WireModel
 
 IDS_SCHEMA: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": INT32_MAX}}
 
