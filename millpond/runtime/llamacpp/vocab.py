@@ -125,5 +125,5 @@ def _read_pieces(bindings: Bindings, pointer: int, count: int) -> list[bytes]:
         if length < 0:
             buffer = ctypes.create_string_buffer(-length)
             length = read(pointer, token_id, buffer, len(buffer), 0, True)
-        pieces.append(buffer[:length])
+        pieces.append(ctypes.string_at(buffer, length))
     return pieces
