@@ -57,8 +57,7 @@ class LogBook:
         log = TokenLog(SequenceId(self._next_id), request)
         self._next_id += 1
         self._live[log.sequence_id] = log
-        if self._send is not None:
-            self._give(log, quarantine=False)
+        self._give_due()
         return log
 
     def backlog(self) -> Backlog:
@@ -73,12 +72,15 @@ class LogBook:
         return Backlog(int(waiting[0]), int(waiting[1]), waiting[2], int(running[0]), int(running[1]), running[2])
 
     def attach(self, send: Callable[[Command], None]) -> None:
-        """An engine is ready: it gets every live log, suspects one at a time and last."""
+        """An engine is ready: it gets what had begun, suspects one at a time and last, then what had not.
+
+        The last would only take the places of suspects, whose streams are open, and a suspect runs alone anyway.
+        """
         self._send = send
         for log in list(self._live.values()):
-            if not self._quarantine.is_suspect(log.sequence_id):
-                self._give(log, quarantine=False)
-        self._try_next_suspect()
+            if not log.is_waiting and not self._quarantine.is_suspect(log.sequence_id):
+                self._give(log, send, quarantine=False)
+        self._give_due()
 
     def detach(self, announced: Collection[SequenceId]) -> None:
         """The engine is dead. Logs that are complete are finished; the poison rule may convict one of the others."""
@@ -152,17 +154,21 @@ class LogBook:
         self._on_empty.append(callback)
         self._tell_if_empty()
 
-    def _give(self, log: TokenLog, *, quarantine: bool) -> None:
-        assert self._send is not None
+    def _give(self, log: TokenLog, send: Callable[[Command], None], *, quarantine: bool) -> None:
         self._given.add(log.sequence_id)
-        self._send(AddRequest(log.sequence_id, log.request, tuple(log.ids), quarantine))
+        send(AddRequest(log.sequence_id, log.request, tuple(log.ids), quarantine))
 
-    def _try_next_suspect(self) -> None:
+    def _give_due(self) -> None:
+        """The next suspect, if nobody is on trial; everybody else once there is none."""
         if self._send is None:
             return
         chosen = self._quarantine.take_next(lambda sequence_id: len(self._live[sequence_id].ids))
         if chosen is not None:
-            self._give(self._live[chosen], quarantine=True)
+            self._give(self._live[chosen], self._send, quarantine=True)
+        elif self._quarantine.is_empty and len(self._given) < len(self._live):
+            for sequence_id, log in self._live.items():
+                if sequence_id not in self._given:
+                    self._give(log, self._send, quarantine=False)
 
     def _note_trial_progress(self) -> None:
         on_trial = self._quarantine.on_trial
@@ -170,7 +176,7 @@ class LogBook:
             return
         log = self._live.get(on_trial)
         if log is None or self._quarantine.record_progress(on_trial, len(log.ids)):
-            self._try_next_suspect()
+            self._give_due()
 
     def _note_stats(self, frame: StepFrame) -> None:
         stats = frame.stats
@@ -206,7 +212,7 @@ class LogBook:
         if log.finish.reason in (FinishReason.STOP, FinishReason.LENGTH):
             self.rates.record_output_length(len(log.ids))
         if was_on_trial:
-            self._try_next_suspect()
+            self._give_due()
         self._tell_if_empty()
 
     def _tell_if_empty(self) -> None:

@@ -2,7 +2,8 @@
 
 After a death every sequence of the last announced batch is a *suspect*; if no live one was announced, every live
 sequence that the dead engine had been given is. Suspects are sent to the next engines one at a time, alone in their
-batches, until they are past the point where the engine died. The others are sent at once and never wait for them.
+batches, until they are past the point where the engine died. Others that had begun are sent before them; those that
+had not begun wait until there is no suspect, or they would take the places of streams that are open.
 
     state          event                                     next state
     -------------  ----------------------------------------  -----------------------------------------------
@@ -44,6 +45,11 @@ class Quarantine:
     def suspects(self) -> tuple[SequenceId, ...]:
         """In line, the one on trial left out."""
         return tuple(self._line)
+
+    @property
+    def is_empty(self) -> bool:
+        """Nobody is in line or on trial."""
+        return self._on_trial is None and not self._line
 
     def is_suspect(self, sequence_id: SequenceId) -> bool:
         """True while it may not run beside others: in line or on trial."""

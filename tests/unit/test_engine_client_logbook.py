@@ -193,7 +193,7 @@ def test_whatever_engines_do_every_log_is_right_and_ends_once(actions: list[str 
     assert harness.book.losses == sum(log.finish.reason is FinishReason.ERROR for log in logs if log.finish)
 
 
-def test_the_others_are_sent_first_and_suspects_one_at_a_time():
+def test_what_had_begun_is_sent_first_then_suspects_one_at_a_time_then_the_rest():
     harness = Harness()
     logs = [harness.open(request(9, first=first)) for first in (3, 4, 5)]
     harness.step()
@@ -202,14 +202,32 @@ def test_the_others_are_sent_first_and_suspects_one_at_a_time():
     harness.engine.announced = [log.sequence_id for log in logs[:2]]
     harness.die()
     engine = harness.start()
-    sent = [(command.sequence_id, command.quarantine) for command in engine.given]
-    assert sent == [(logs[2].sequence_id, False), (late.sequence_id, False), (logs[0].sequence_id, True)]
-    assert engine.given[2].output_ids == tuple(logs[0].ids)
-    harness.step()
-    assert [command.sequence_id for command in engine.given[3:]] == [logs[1].sequence_id]
+    assert [(command.sequence_id, command.quarantine) for command in engine.given] == [
+        (logs[2].sequence_id, False),
+        (logs[0].sequence_id, True),
+    ]
+    assert engine.given[1].output_ids == tuple(logs[0].ids)
     new = harness.open(request(9))
-    assert engine.given[-1].sequence_id == new.sequence_id
-    assert not engine.given[-1].quarantine
+    harness.step()
+    assert [command.sequence_id for command in engine.given[2:]] == [logs[1].sequence_id]
+    harness.step()
+    assert [(command.sequence_id, command.quarantine) for command in engine.given[3:]] == [
+        (late.sequence_id, False),
+        (new.sequence_id, False),
+    ]
+
+
+def test_what_had_not_begun_can_end_while_it_waits_for_the_suspects():
+    harness = Harness()
+    harness.open(request(9))
+    harness.step()
+    harness.die()
+    engine = harness.start()
+    log = harness.open(request(9))
+    harness.book.end(log.sequence_id, FinishReason.CANCELLED)
+    assert log.finish is not None
+    harness.step()
+    assert [command.sequence_id for command in engine.given] == [SequenceId(1)]
 
 
 @pytest.mark.parametrize("how", ["finish", "cancel"])
