@@ -82,6 +82,9 @@ class ServerConfig:
         "drop: a call is sent when it is whole, and one that never is is left out",
         choices=("keep", "drop"),
     )
+    strip_billing_line: bool = setting(
+        True, "leave a client's per-request billing line out of system prompts: it defeats every prefix cache"
+    )
     max_body_bytes: int = setting(32 * 1024 * 1024, "largest request body", minimum=1)
     drain_timeout: float = setting(30.0, "seconds that running requests get to finish after SIGTERM", minimum=0)
     client_timeout: float = setting(60.0, "seconds after which a client that takes no bytes is ended", minimum=0.1)

@@ -67,7 +67,7 @@ class OutputProcessor:
         self._length = 0
         self._stop: StopMatch | None = None
         self.reasoning_tokens = 0
-        """Tokens on the reasoning channel so far, its tags among them."""
+        """Tokens so far from the one that completes the opening tag up to the one that completes the closing tag."""
 
     @property
     def stop(self) -> StopMatch | None:

@@ -14,6 +14,8 @@ from wire_server import MODEL, RunningServer, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MESSAGES = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": {"name": "f"}}
+CHOSEN = TOOL
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -134,9 +136,39 @@ async def test_a_bad_field_is_named(server: RunningServer, base: dict[str, Any],
         (chat(logprobs=5), "logprobs"),
         (chat(top_logprobs=2), "top_logprobs"),
         (chat(logprobs=True, top_logprobs=21), "top_logprobs"),
-        (chat(tools=[{"type": "function", "function": {"name": "f"}}]), "tools"),
-        (chat(tools=[{"type": "function", "function": {"name": "f"}}], tool_choice="required"), "tool_choice"),
+        (chat(tools=[{"type": "web_search"}]), "tools[0].type"),
+        (chat(tools=[{"type": "function"}]), "tools[0].function"),
+        (chat(tools=[TOOL, {"type": "function", "function": {"name": ""}}]), "tools[1].function.name"),
+        (chat(tools=[TOOL, TOOL]), "tools[1].function.name"),
+        (chat(tools=[{"function": {"name": "f", "description": 5}}]), "tools[0].function.description"),
+        (chat(tools=[{"function": {"name": "f", "parameters": []}}]), "tools[0].function.parameters"),
+        (chat(tools=[TOOL], tool_choice="maybe"), "tool_choice"),
+        (chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "g"}}), "tool_choice"),
+        (chat(tools=[TOOL], tool_choice={"type": "function"}), "tool_choice"),
+        (chat(tools=[TOOL], tool_choice={"type": "allowed_tools"}), "tool_choice.allowed_tools"),
+        (
+            chat(tools=[TOOL], tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}),
+            "tool_choice.allowed_tools.tools",
+        ),
+        (
+            chat(
+                tools=[TOOL],
+                tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": "x", "tools": [CHOSEN]}},
+            ),
+            "tool_choice.allowed_tools.mode",
+        ),
+        (
+            chat(
+                tools=[TOOL],
+                tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [CHOSEN, 5]}},
+            ),
+            "tool_choice.allowed_tools.tools[1]",
+        ),
+        (chat(tool_choice="required"), "tool_choice"),
         (chat(tool_choice={"type": "function", "function": {"name": "f"}}), "tool_choice"),
+        (chat(function_call={"name": "f"}), "function_call"),
+        (chat(parallel_tool_calls="no"), "parallel_tool_calls"),
+        (chat(reasoning_effort="huge"), "reasoning_effort"),
         (chat(functions=[{"name": "f"}]), "functions"),
         (chat(chat_template_kwargs=5), "chat_template_kwargs"),
     ],

@@ -43,6 +43,7 @@ def caller_of(request: Request, context: ServerContext, prefix: str) -> Caller:
         key_name=state["key_name"],
         default_timeout=context.queue.request_timeout,
         served_model=context.model_name,
+        strip_billing_line=context.config.strip_billing_line,
     )
 
 

@@ -1,0 +1,174 @@
+"""Replays canitoolcall's recorded model outputs through our parsers and counts the verdicts of its checks.
+
+python scripts/tool_scores.py         writes the table in docs/tools.md
+python scripts/tool_scores.py FAMILY  prints what fails in one family
+
+Texts are cut the way its strategies say, with markers whole and
+everything else by letters, which is finer than any tokenizer.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from canitoolcall.checks import case_status, run_checks
+from canitoolcall.fixtures import Family, Fixture, load_families, load_fixtures
+from canitoolcall.results import Observation, ParseResult, Status, StreamAccumulator
+
+from millpond.text.channels import ChannelDelta, ChannelPlan, MarkerTokens
+from millpond.text.tool_formats.base import ThinkTags, ToolSet, Turn
+from millpond.text.tool_formats.registry import FORMATS
+
+_THINK = ThinkTags("<think>", "</think>")
+_SQUARE_THINK = ThinkTags("[THINK]", "[/THINK]")
+_DIALECTS: Mapping[str, tuple[str, ThinkTags | None]] = {
+    "qwen3-hybrid": ("hermes", _THINK),
+    "qwen3-thinking-2507": ("hermes", _THINK),
+    "qwen3-instruct-2507": ("hermes", None),
+    "llama3-json": ("llama3", None),
+}
+"""Format and tags by the suite's name of a reference model's variant."""
+STRATEGIES = ("one", "letters", "special", "rand:1:8", "rand:2:8", "rand:3:8")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    fixture: Fixture
+    status: Status | None
+    """None: no parser is registered for the model."""
+    details: tuple[str, ...]
+    """What failed."""
+    is_cut_call: bool
+    """The one objection is that a call cut by max_tokens was handed out as far as it went."""
+
+
+def score(*, whole_calls: bool) -> Iterator[Verdict]:
+    """Every fixture in the package's order."""
+    families = load_families()
+    for fixture in load_fixtures(None):
+        yield judge(fixture, families[fixture.family], whole_calls=whole_calls)
+
+
+def judge(fixture: Fixture, family: Family, *, whole_calls: bool) -> Verdict:
+    plan = plan_of(fixture, family, whole_calls=whole_calls)
+    if plan is None:
+        return Verdict(fixture, None, (), False)
+    streams = {name: replay(plan, cut(fixture, family, name)) for name in STRATEGIES}
+    observation = Observation(replay(plan, [fixture.raw_output]), streams)
+    rows = run_checks(fixture, family, observation)
+    failed = [row for row in rows if row.status in (Status.FAIL, Status.ERROR)]
+    details = tuple(dict.fromkeys(f"{row.check}: {row.detail}" for row in failed))
+    return Verdict(fixture, case_status(rows), details, _is_cut_call(fixture, observation.nonstream, bool(failed)))
+
+
+def plan_of(fixture: Fixture, family: Family, *, whole_calls: bool) -> ChannelPlan | None:
+    reference = next((r for r in family.reference_models if r.repo == fixture.models[0]), None)
+    dialect = _DIALECTS.get(reference.variant or "") if reference else None
+    if reference is None or dialect is None:
+        return None
+    form = FORMATS[dialect[0]]
+    think = form.think or dialect[1]
+    prompt = fixture.generation_prompt
+    if prompt is None:
+        prompt = reference.default_generation_prompt or ""
+    turn = Turn(ToolSet.of(fixture.tools), think, think is not None and form.opens_thinking(prompt, think))
+    return ChannelPlan(form, turn, MarkerTokens.none(), whole_calls=whole_calls)
+
+
+def replay(plan: ChannelPlan, pieces: Sequence[str]) -> ParseResult:
+    machine = plan.machine("fixture", 0)
+    client = StreamAccumulator()
+    for piece in pieces:
+        _accumulate(client, machine.feed(piece))
+    _accumulate(client, machine.finish())
+    return client.result()
+
+
+def _accumulate(client: StreamAccumulator, delta: ChannelDelta) -> None:
+    client.add_content(delta.content)
+    client.add_reasoning(delta.reasoning)
+    for call in delta.tool_calls:
+        client.add_tool_call(call.index, call.name, call.arguments)
+
+
+def cut(fixture: Fixture, family: Family, strategy: str) -> list[str]:
+    """The output in pieces."""
+    if strategy == "one":
+        return [fixture.raw_output]
+    markers = "|".join(re.escape(marker) for marker in sorted(family.markers, key=len, reverse=True))
+    units = [unit for unit in re.split(f"({markers})", fixture.raw_output) if unit]
+    if strategy == "special":
+        return units
+    if strategy == "letters":
+        return list(fixture.raw_output)
+    _, seed, largest = strategy.split(":")
+    generator = random.Random(int(seed))
+    letters = [piece for unit in units for piece in ([unit] if unit in family.markers else unit)]
+    pieces: list[str] = []
+    while letters:
+        size = generator.randint(1, int(largest))
+        pieces.append("".join(letters[:size]))
+        letters = letters[size:]
+    return pieces
+
+
+def _is_cut_call(fixture: Fixture, result: ParseResult, failed: bool) -> bool:
+    if not failed or "truncated" not in fixture.tags:
+        return False
+    expected = len(fixture.expected.tool_calls) if fixture.expected is not None else 0
+    return len(result.tool_calls) == expected + 1
+
+
+def table(verdicts: Mapping[bool, Sequence[Verdict]]) -> str:
+    """Markdown: one row a family; counts with whole calls, and how many cut calls streaming hands out."""
+    lines = [
+        "| family | fixtures | pass | whitespace only | fail | fail while streaming arguments | of these, cut calls |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    families = sorted({verdict.fixture.family for verdict in verdicts[True]})
+    for family in families:
+        whole = [v for v in verdicts[True] if v.fixture.family == family]
+        streamed = [v for v in verdicts[False] if v.fixture.family == family]
+        counts = Counter(v.status for v in whole)
+        fails = [v for v in streamed if v.status in (Status.FAIL, Status.ERROR, None)]
+        cells = [
+            family,
+            len(whole),
+            counts[Status.PASS],
+            counts[Status.SOFT_PASS],
+            counts[Status.FAIL] + counts[Status.ERROR] + counts[None],
+            len(fails),
+            sum(v.is_cut_call for v in fails),
+        ]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "tools.md"
+BEGIN, END = "<!-- scores: begin -->\n", "<!-- scores: end -->\n"
+
+
+def page_with(page: str, scores: str) -> str:
+    head, rest = page.split(BEGIN)
+    return head + BEGIN + scores + END + rest.split(END)[1]
+
+
+def main(arguments: Sequence[str]) -> None:
+    if arguments:
+        for verdict in score(whole_calls="--streaming" not in arguments):
+            if verdict.fixture.family == arguments[0] and verdict.status not in (Status.PASS, Status.SOFT_PASS):
+                print(verdict.fixture.id, verdict.status, *verdict.details, sep="\n    ")
+        return
+    scores = table({whole: list(score(whole_calls=whole)) for whole in (True, False)})
+    PAGE.write_text(page_with(PAGE.read_text(encoding="utf-8"), scores), encoding="utf-8")
+    print(scores)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
