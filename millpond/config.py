@@ -40,8 +40,16 @@ class EngineConfig:
     max_step_ms: float = setting(
         100.0, "a step beside running streams stays under this: it bounds the gap between tokens", minimum=1
     )
-    kv_type_k: str = setting("f16", "type of the K cache", choices=("f16", "bf16", "f32", "q8_0", "q4_0"))
-    kv_type_v: str = setting("f16", "type of the V cache", choices=("f16", "bf16", "f32", "q8_0", "q4_0"))
+    kv_type_k: str | None = setting(
+        None,
+        "type of the K cache; auto: f16, with --exact what qualifies",
+        choices=("f16", "bf16", "f32", "q8_0", "q4_0"),
+    )
+    kv_type_v: str | None = setting(
+        None,
+        "type of the V cache; auto: f16, with --exact what qualifies",
+        choices=("f16", "bf16", "f32", "q8_0", "q4_0"),
+    )
     exact: bool = setting(False, "bit-exact outputs whatever the load: separate KV streams and qualified KV types")
     quantum: int = setting(0, "tokens after which a sequence gives its slot to a waiting one; 0: off", minimum=0)
     prefix_cache: bool = setting(True, "share prompt prefixes between requests")
@@ -52,6 +60,9 @@ class EngineConfig:
     growth_watermark: float = setting(
         0.05, "share of the pool kept free for growth when a request is admitted", minimum=0, maximum=0.9
     )
+    use_extra_bufts: bool = setting(True, "repack weights for this CPU (resolved by --exact)", internal=True)
+    pass_rows: int | None = setting(None, "rows of one pass through the model (resolved by --exact)", internal=True)
+    always_save: bool = setting(False, "never re-prefill what can be saved (resolved by --exact)", internal=True)
     instance: str = setting("", "names the server process; its parked files on disk are under this", internal=True)
     fault_plan: str = setting("", "faults to inject, for tests only", internal=True)
 

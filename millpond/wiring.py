@@ -45,16 +45,16 @@ _ENGINE_OOM_SCORE = 500
 def serve(config: Config, model: ResolvedModel) -> int:
     """`millpond serve`: returns when drained. Raises SetupError."""
     configure_logging(config.server.log_level)
+    engine = engine_config(config.engine, model)
     runner = asyncio.Runner(loop_factory=_loop_factory())
     with runner:
-        return runner.run(_serve(config, model))
+        return runner.run(_serve(config, engine, model))
 
 
-async def _serve(config: Config, model: ResolvedModel) -> int:
+async def _serve(config: Config, engine: EngineConfig, model: ResolvedModel) -> int:
     from millpond.server.app import create_app
     from millpond.server.lifecycle import serve_app
 
-    engine = engine_config(config.engine, model)
     with _parked_files(engine):
         llm = build_async_llm(config, engine, model)
         name = config.server.model_name or model.name
@@ -108,9 +108,26 @@ async def _announce(llm: AsyncLLM, engine: EngineConfig) -> None:
 
 
 def engine_config(config: EngineConfig, model: ResolvedModel) -> EngineConfig:
-    """The engine's settings for one model file and this server process."""
+    """The engine's settings for one model file and this server process.
+
+    With `exact` the model is qualified first, unless that was done before: seconds, or minutes for large models.
+    Raises ConfigError where it does not qualify.
+    """
     instance = f"{os.getpid()}-{secrets.token_hex(4)}"
-    return replace(config, model_path=str(model.path), model_digest=model.sha256, instance=instance)
+    engine = replace(config, model_path=str(model.path), model_digest=model.sha256, instance=instance)
+    if not engine.exact:
+        return engine
+    from millpond.doctor.exact import exact_config, store_of, subject_of
+
+    return exact_config(engine, subject_of(engine, os.environ), store_of(os.environ), _say)
+
+
+def _say(line: str) -> None:
+    """A line of slow start-up work: for a person at a terminal, else for the log."""
+    if sys.stderr.isatty():
+        sys.stderr.write(line + "\n")
+    else:
+        logger.info(line)
 
 
 def build_async_llm(
@@ -251,7 +268,9 @@ def load_llamacpp(config: EngineConfig, progress: Callable[[float], bool]) -> Ru
     from millpond.runtime.llamacpp.runtime import LlamaCppRuntime
 
     library = load_library(os.environ)
-    model = load_model(library, Path(config.model_path), LoadParams(config.gpu_layers), progress)
+    model = load_model(
+        library, Path(config.model_path), LoadParams(config.gpu_layers, config.use_extra_bufts), progress
+    )
     check_generates(model)
     params = context_params(config, n_ctx_train=n_ctx_train(model), memory_kind=memory_kind(model))
     context = create_context(model, params)

@@ -38,8 +38,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "async_llm": frozenset({"engine_client", "text"}),
     "server": frozenset({"async_llm", "console"}),
     "console": frozenset({"async_llm"}),
-    "wiring": _BELOW_WIRING,
-    **dict.fromkeys(("llm", "bench", "cli"), _BELOW_WIRING | {"wiring", "llm", "bench", "cli"}),
+    "doctor": _RANK_1 | _RANK_2 | {"engine"},
+    "wiring": _BELOW_WIRING | {"doctor"},
+    **dict.fromkeys(("llm", "bench", "cli"), _BELOW_WIRING | {"doctor", "wiring", "llm", "bench", "cli"}),
     "__init__": frozenset({"llm", "async_llm"}),
     "__main__": frozenset({"cli"}),
 }

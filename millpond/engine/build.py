@@ -31,6 +31,7 @@ from millpond.types import MemoryKind
 logger = logging.getLogger(__name__)
 
 DEFAULT_CELLS = 8192
+DEFAULT_KV_TYPE = "f16"
 MAX_SLOTS = 255
 """llama.cpp takes 256 sequence ids in all; one is the runtime's scratch."""
 EXTRA_SLOTS = 16
@@ -48,14 +49,15 @@ def context_params(config: EngineConfig, *, n_ctx_train: int, memory_kind: Memor
         n_cells = config.kv_cells or min(n_ctx_train, DEFAULT_CELLS)
     else:
         n_slots, n_cells = config.max_running, config.kv_cells or min(n_ctx_train, DEFAULT_CELLS)
-    return ContextParams(
+    params = ContextParams(
         n_cells=n_cells,
         n_slots=n_slots,
         threads=config.threads or 0,
         unified=not config.exact,
-        kv_type_k=config.kv_type_k,
-        kv_type_v=config.kv_type_v,
+        kv_type_k=config.kv_type_k or DEFAULT_KV_TYPE,
+        kv_type_v=config.kv_type_v or DEFAULT_KV_TYPE,
     )
+    return params if config.pass_rows is None else replace(params, n_ubatch=config.pass_rows)
 
 
 def build_core(
@@ -112,13 +114,16 @@ def _engine_info(runtime: Runtime, config: EngineConfig) -> EngineInfo:
 
 
 def _identity(runtime: Runtime, config: EngineConfig) -> StateIdentity:
-    layout = "unified" if runtime.limits.unified else "streams"
+    parts = ["unified" if runtime.limits.unified else "streams", runtime.model.memory_kind.value]
+    if config.exact:
+        # What other settings computed differs in the last bits, and must not come back from disk.
+        parts += [f"{runtime.limits.n_ubatch} rows", "repacked" if config.use_extra_bufts else "as stored"]
     return StateIdentity(
         model_digest=runtime.model.digest,
         library=runtime.model.library,
-        kv_type_k=config.kv_type_k,
-        kv_type_v=config.kv_type_v,
-        layout=f"{layout}/{runtime.model.memory_kind.value}",
+        kv_type_k=config.kv_type_k or DEFAULT_KV_TYPE,
+        kv_type_v=config.kv_type_v or DEFAULT_KV_TYPE,
+        layout="/".join(parts),
     )
 
 
@@ -144,9 +149,16 @@ def _scheduler_config(
         identity=identity,
         share_prefixes=shares,
         can_cut=limits.can_trim,
+        always_save=config.always_save,
     )
 
 
 def resolved(config: EngineConfig, info: EngineInfo) -> EngineConfig:
     """The settings with every "auto" replaced, for the log line at start."""
-    return replace(config, kv_cells=info.n_cells, max_model_len=info.max_model_len)
+    return replace(
+        config,
+        kv_cells=info.n_cells,
+        max_model_len=info.max_model_len,
+        kv_type_k=config.kv_type_k or DEFAULT_KV_TYPE,
+        kv_type_v=config.kv_type_v or DEFAULT_KV_TYPE,
+    )

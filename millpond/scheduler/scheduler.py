@@ -67,6 +67,8 @@ class SchedulerConfig:
     quantum: int
     identity: StateIdentity
     share_prefixes: bool
+    always_save: bool
+    """Saved states are exact and recomputed ones are not."""
     can_cut: bool
     """A slot can be cut back to its counter after a failed decode; else it starts over."""
     victim_rule: VictimRule = least_generated
@@ -250,8 +252,9 @@ class Scheduler:
         sequence.num_computed_tokens = self._manager.length(sequence.handle)
 
     def _saves_pay(self) -> bool:
-        """Saving and restoring a token costs less than computing it again, as measured."""
-        return self.save_cost.ms_per_token + self.restore_cost.ms_per_token < self.cost.ms_per_row
+        """Saving and restoring a token costs less than computing it again, as measured; or must be done anyway."""
+        moved = self.save_cost.ms_per_token + self.restore_cost.ms_per_token
+        return self._config.always_save or moved < self.cost.ms_per_row
 
     def _idle_limit(self) -> int:
         if self._config.cache_cells is not None:
