@@ -9,7 +9,8 @@ from pathlib import Path
 
 from servers import RunningServer
 
-from millpond.bench.consistency import Gap, with_lost_token, worst_gap
+from millpond.bench.consistency import LARGEST_CONSISTENT_GAP as BOUND
+from millpond.bench.consistency import Gap, largest_gap, with_lost_token, with_wrong_token, worst_gap
 from millpond.bench.stream_client import StreamResult
 from millpond.runtime.base import ContextParams, Runtime
 from millpond.runtime.llamacpp import LlamaCppRuntime
@@ -72,6 +73,15 @@ async def run_load(server: RunningServer, jobs: Sequence[Job]) -> Outcome:
     return Outcome(tuple(jobs), tuple(results))
 
 
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """Defects put into right outputs, and how many of each kind the oracle saw."""
+
+    each: int
+    wrong_seen: int
+    lost_seen: int
+
+
 @dataclass(slots=True)
 class OutputBook:
     """Collects outputs while servers run and asks the oracle when none runs any more."""
@@ -83,15 +93,15 @@ class OutputBook:
         if any(result.token_ids for result in outcome.results):
             self.outcomes.append((label, outcome))
 
-    def worst(self, model: Path, threads: int) -> tuple[dict[str, list[Gap]], float]:
-        """Per label the worst gap of each output; and the gap of a planted defect, which must be large."""
+    def worst(self, model: Path, threads: int) -> tuple[dict[str, list[Gap]], Planted]:
+        """Per label the worst gap of each output; and how the oracle does on planted defects."""
         params = ContextParams(n_cells=ORACLE_CELLS, n_slots=1, threads=threads)
         runtime = LlamaCppRuntime.load(model, params, digest="", gpu_layers=0, progress=None, environ={})
         try:
             found: dict[str, list[Gap]] = {}
             for label, outcome in self.outcomes:
                 found.setdefault(label, []).extend(_gaps(runtime, outcome))
-            return found, _planted(runtime, self.outcomes[0][1])
+            return found, _plant(runtime, self.outcomes[0][1])
         finally:
             runtime.close()
 
@@ -101,7 +111,14 @@ def _gaps(runtime: Runtime, outcome: Outcome) -> list[Gap]:
     return [worst_gap(runtime, job.prompt_ids, result.token_ids, runtime.vocab.eog_ids) for job, result in pairs]
 
 
-def _planted(runtime: Runtime, outcome: Outcome) -> float:
-    ids = outcome.results[0].token_ids
-    defect = with_lost_token(ids, len(ids) // 2)
-    return worst_gap(runtime, outcome.jobs[0].prompt_ids, defect, runtime.vocab.eog_ids).size
+def _plant(runtime: Runtime, outcome: Outcome) -> Planted:
+    """Two places in each output. Greedy text that has run into a loop hides a lost token, never a wrong one."""
+    wrong: list[bool] = []
+    lost: list[bool] = []
+    for job, result in zip(outcome.jobs, outcome.results, strict=True):
+        ids = result.token_ids
+        for place in (len(ids) // 4, len(ids) // 2):
+            other_id = (ids[place] + 1) % runtime.model.n_vocab
+            wrong.append(largest_gap(runtime, job.prompt_ids, with_wrong_token(ids, place, other_id)) > BOUND)
+            lost.append(largest_gap(runtime, job.prompt_ids, with_lost_token(ids, place)) > BOUND)
+    return Planted(len(wrong), sum(wrong), sum(lost))
