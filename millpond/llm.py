@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -405,11 +405,11 @@ def load_engine(config: Config, progress: Progress | None = None) -> wiring.Loca
     shown = progress or _default_progress()
     resolved = resolve_model(config.model, progress=shown)
     size = resolved.path.stat().st_size
-    with shown.task(f"loading {resolved.name}", size) as report:
+    with _interrupts_held() as interrupted, shown.task(f"loading {resolved.name}", size) as report:
 
         def loaded(fraction: float) -> bool:
             report(int(fraction * size))
-            return True
+            return not interrupted()
 
         return wiring.load_local_engine(config, resolved, loaded)
 
@@ -419,10 +419,13 @@ def _default_progress() -> Progress:
 
 
 @contextmanager
-def _interrupts_held() -> Generator[None]:
-    """Ctrl-C takes effect after the block: a step that is cut in its middle would leave wrong books behind."""
+def _interrupts_held() -> Generator[Callable[[], bool]]:
+    """Ctrl-C takes effect after the block: a step that is cut in its middle would leave wrong books behind.
+
+    Gives a function that says whether one has come.
+    """
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield lambda: False
         return
     held = False
 
@@ -432,7 +435,7 @@ def _interrupts_held() -> Generator[None]:
 
     before = signal.signal(signal.SIGINT, remember)
     try:
-        yield
+        yield lambda: held
     finally:
         signal.signal(signal.SIGINT, before)
         if held:

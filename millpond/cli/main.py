@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from millpond import __version__
-from millpond.cli import generate, models, serve
+from millpond.cli import chat, doctor, generate, models, serve
 from millpond.cli.errors import one_line_errors
 from millpond.cli.options import with_settings
 from millpond.cli.sampling import with_sampling
@@ -29,6 +29,10 @@ def build_app() -> typer.Typer:
     app.command(name="serve", rich_help_panel="Run")(serve_command)
     generate_command = with_settings(with_sampling(one_line_errors(generate.generate)), "engine")
     app.command(name="generate", rich_help_panel="Run")(generate_command)
+    chat_command = with_settings(with_sampling(one_line_errors(chat.chat)), "engine")
+    app.command(name="chat", rich_help_panel="Run")(chat_command)
+    doctor_command = with_settings(one_line_errors(doctor.doctor), "engine")
+    app.command(name="doctor", rich_help_panel="Manage")(doctor_command)
     pulled = typer.Typer(help="List, pull and remove model files.", no_args_is_help=True)
     pulled.command("list")(one_line_errors(models.list_models))
     pulled.command("pull")(one_line_errors(models.pull))
