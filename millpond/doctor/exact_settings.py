@@ -10,7 +10,7 @@ from millpond.runtime.base import ContextParams
 
 FULL_ROWS = ContextParams(n_cells=1, n_slots=1).n_ubatch
 """Rows that a default context computes in one pass."""
-NARROW_ROWS = (4, 1)
+NARROW_ROWS = (7, 4, 1)
 """Widths tried where no full one is exact: kernels of wide products start at more rows; one row is always itself."""
 KV_CANDIDATES = (("f16", "f16"), ("f16", "bf16"), ("q8_0", "q8_0"))
 
