@@ -19,7 +19,22 @@ def setting(default: Any, help_text: str, **extra: Any) -> Any:
 
 
 DEFAULT_MODEL = "smollm2-135m"
-TOOL_FORMATS = ("auto", "hermes", "llama3", "json")
+TOOL_FORMATS = (
+    "auto",
+    "deepseek",
+    "deepseek_dsml",
+    "gemma4",
+    "glm",
+    "harmony",
+    "hermes",
+    "json",
+    "kimi_k2",
+    "kimi_k3",
+    "llama3",
+    "mistral",
+    "pythonic",
+    "qwen3_coder",
+)
 
 
 @dataclass(frozen=True, slots=True)

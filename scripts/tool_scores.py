@@ -31,7 +31,33 @@ _DIALECTS: Mapping[str, tuple[str, ThinkTags | None]] = {
     "qwen3-hybrid": ("hermes", _THINK),
     "qwen3-thinking-2507": ("hermes", _THINK),
     "qwen3-instruct-2507": ("hermes", None),
+    "qwen3.8": ("qwen3_coder", _THINK),
+    "qwen3.6": ("qwen3_coder", _THINK),
+    "qwen3.5": ("qwen3_coder", _THINK),
+    "qwen3-coder": ("qwen3_coder", None),
+    "qwen3-coder-next": ("qwen3_coder", None),
     "llama3-json": ("llama3", None),
+    "llama4-pythonic": ("pythonic", None),
+    "v13-think": ("mistral", _SQUARE_THINK),
+    "v13plus-think": ("mistral", _SQUARE_THINK),
+    "v13": ("mistral", None),
+    "devstral-2507": ("mistral", None),
+    "v11": ("mistral", None),
+    "v11-think-text": ("mistral", _THINK),
+    "v3": ("mistral", None),
+    "gemma4": ("gemma4", None),
+    "gpt-oss": ("harmony", None),
+    "glm45-newline": ("glm", _THINK),
+    "glm47-compact": ("glm", _THINK),
+    "glm53-compact": ("glm", _THINK),
+    "kimi-k2-thinking": ("kimi_k2", _THINK),
+    "kimi-k2-instruct": ("kimi_k2", None),
+    "kimi-k3-xtml": ("kimi_k3", None),
+    "deepseek-v3": ("deepseek", None),
+    "deepseek-v31": ("deepseek", _THINK),
+    "deepseek-v32": ("deepseek_dsml", _THINK),
+    "deepseek-v4": ("deepseek_dsml", _THINK),
+    "deepseek-v41": ("deepseek_dsml", _THINK),
 }
 """Format and tags by the suite's name of a reference model's variant."""
 STRATEGIES = ("one", "letters", "special", "rand:1:8", "rand:2:8", "rand:3:8")
@@ -44,8 +70,8 @@ class Verdict:
     """None: no parser is registered for the model."""
     details: tuple[str, ...]
     """What failed."""
-    is_cut_call: bool
-    """The one objection is that a call cut by max_tokens was handed out as far as it went."""
+    is_unfinished_call: bool
+    """The objection is that a call which the model did not finish, or not as JSON, was handed out as far as it went."""
 
 
 def score(*, whole_calls: bool) -> Iterator[Verdict]:
@@ -64,7 +90,8 @@ def judge(fixture: Fixture, family: Family, *, whole_calls: bool) -> Verdict:
     rows = run_checks(fixture, family, observation)
     failed = [row for row in rows if row.status in (Status.FAIL, Status.ERROR)]
     details = tuple(dict.fromkeys(f"{row.check}: {row.detail}" for row in failed))
-    return Verdict(fixture, case_status(rows), details, _is_cut_call(fixture, observation.nonstream, bool(failed)))
+    unfinished = bool(failed) and _is_unfinished_call(fixture, observation.nonstream)
+    return Verdict(fixture, case_status(rows), details, unfinished)
 
 
 def plan_of(fixture: Fixture, family: Family, *, whole_calls: bool) -> ChannelPlan | None:
@@ -118,17 +145,15 @@ def cut(fixture: Fixture, family: Family, strategy: str) -> list[str]:
     return pieces
 
 
-def _is_cut_call(fixture: Fixture, result: ParseResult, failed: bool) -> bool:
-    if not failed or "truncated" not in fixture.tags:
-        return False
+def _is_unfinished_call(fixture: Fixture, result: ParseResult) -> bool:
     expected = len(fixture.expected.tool_calls) if fixture.expected is not None else 0
-    return len(result.tool_calls) == expected + 1
+    return {"truncated", "malformed"}.intersection(fixture.tags) != set() and len(result.tool_calls) > expected
 
 
 def table(verdicts: Mapping[bool, Sequence[Verdict]]) -> str:
-    """Markdown: one row a family; counts with whole calls, and how many cut calls streaming hands out."""
+    """Markdown: one row a family; counts with whole calls, and what streaming hands out of unfinished calls."""
     lines = [
-        "| family | fixtures | pass | whitespace only | fail | fail while streaming arguments | of these, cut calls |",
+        "| family | fixtures | pass | whitespace only | fail | fail when streaming | of these, unfinished calls |",
         "|---|---|---|---|---|---|---|",
     ]
     families = sorted({verdict.fixture.family for verdict in verdicts[True]})
@@ -144,7 +169,7 @@ def table(verdicts: Mapping[bool, Sequence[Verdict]]) -> str:
             counts[Status.SOFT_PASS],
             counts[Status.FAIL] + counts[Status.ERROR] + counts[None],
             len(fails),
-            sum(v.is_cut_call for v in fails),
+            sum(v.is_unfinished_call for v in fails),
         ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines) + "\n"

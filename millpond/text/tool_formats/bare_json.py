@@ -58,4 +58,3 @@ def _no_call(read: Reader, write: Writer, end: CallEnd) -> Wait[None]:
             write.content(raw)
         return
     yield from read.until((), write.arguments)
-    write.end_call()

@@ -6,6 +6,7 @@ Knows parsers' inputs; no single format, no vocabulary beyond the markers' chara
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,11 @@ class ToolSet:
 
     def only(self, name: str) -> ToolSet:
         return ToolSet({name: self.parameters[name]})
+
+    def keys(self, tool: str) -> list[str]:
+        """Names of a tool's parameters, as far as its schema lists them."""
+        properties = self.parameters.get(tool, {}).get("properties")
+        return list(cast("Mapping[str, Any]", properties)) if isinstance(properties, Mapping) else []
 
     def property_schema(self, tool: str, key: str) -> Schema | None:
         """None where the schema says nothing of the key."""
@@ -100,6 +106,9 @@ class ToolFormat(ABC):
 class TaggedFormat(ToolFormat):
     """Formats of the shape: reasoning, then content in which an opener starts a call."""
 
+    ends_thought: ClassVar[bool] = False
+    """Models of this format may call without closing their reasoning first."""
+
     @abstractmethod
     def openers(self, markers: Markers) -> tuple[str, ...]:
         """What starts a call."""
@@ -108,49 +117,84 @@ class TaggedFormat(ToolFormat):
     def call(self, read: Reader, write: Writer, tools: ToolSet) -> Wait[None]:
         """Reads a call, or several, whose opener was just read (and is recorded)."""
 
+    def is_opener(self, read: Reader, offset: int) -> Wait[bool]:
+        """Does a call follow the opener that ends at `offset`? Asked inside reasoning only."""
+        yield from ()
+        return True
+
     def parse(self, read: Reader, write: Writer, turn: Turn) -> Wait[None]:
-        yield from read_reasoning(read, write, turn)
-        if turn.tools is None:
-            yield from read.until((), write.content)
-            return
-        openers = self.openers(read.markers)
+        openers = self.openers(read.markers) if turn.tools is not None else ()
+        opener = yield from self._reasoning(read, write, turn, openers if self.ends_thought else ())
         while True:
-            opener = yield from read.until(openers, write.content)
             if opener is None:
+                opener = yield from read.until(openers, write.content)
+            if opener is None or turn.tools is None:
                 return
             read.record(opener)
             yield from self.call(read, write, turn.tools)
             read.recorded()
+            opener = None
+
+    def _reasoning(self, read: Reader, write: Writer, turn: Turn, openers: Sequence[str]) -> Wait[str | None]:
+        if not (yield from begin_reasoning(read, write, turn)) or turn.think is None:
+            return None
+        closing = read.markers.of(turn.think.close)
+
+        def confirm(mark: str, offset: int) -> Wait[bool]:
+            return mark == closing or (yield from self.is_opener(read, offset))
+
+        mark = yield from read.until((closing, *openers), write.reasoning, confirm)
+        if mark is not None:
+            write.end_reasoning()
+        if mark == closing:
+            yield from read.space()
+            return None
+        return mark
+
+
+def begin_reasoning(read: Reader, write: Writer, turn: Turn) -> Wait[bool]:
+    """Reads the opening tag, where the prompt did not hold it already. False: the output starts with its answer."""
+    if turn.think is None:
+        return False
+    opening = read.markers.of(turn.think.open)
+    space = yield from read.space()
+    opened = yield from read.accept(opening)
+    if not turn.thinking and opened is None:
+        write.content(space)
+        return False
+    write.begin_reasoning()
+    return True
 
 
 def read_reasoning(read: Reader, write: Writer, turn: Turn) -> Wait[None]:
     """Reasoning at the start of an output, if there is any. The space behind it is no content."""
-    if turn.think is None:
+    if not (yield from begin_reasoning(read, write, turn)) or turn.think is None:
         return
-    opening, closing = (read.markers.of(tag) for tag in turn.think.markers)
-    if not turn.thinking:
-        space = yield from read.space()
-        if not (yield from read.accept(opening)):
-            write.content(space)
-            return
-    write.begin_reasoning()
-    if turn.thinking:
-        yield from read.space()
-        yield from read.accept(opening)
-    closed = yield from read.until((closing,), write.reasoning)
+    closed = yield from read.until((read.markers.of(turn.think.close),), write.reasoning)
     if closed is not None:
         write.end_reasoning()
         yield from read.space()
 
 
 def cut_or_broken(read: Reader, write: Writer, closers: Sequence[str]) -> Wait[None]:
-    """The rest of a call that cannot be read: its text up to a closer is its arguments, or nothing is a call."""
+    """The rest of a call that cannot be read: its text up to a closer is its arguments, or nothing is a call.
+
+    A call that was cut stays open: nothing may make it look whole.
+    """
     if write.try_forget_call():
         if not read.exhausted:
             write.content(read.recorded())
         return
-    yield from read.until(closers, write.arguments)
-    write.end_call()
+    if (yield from read.until(closers, write.arguments)) is not None:
+        write.end_call()
+
+
+def is_name(text: str) -> bool:
+    """Could it name a function?"""
+    return bool(_NAME.fullmatch(text))
+
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]*")
 
 
 def json_string(text: str) -> str:

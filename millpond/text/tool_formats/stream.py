@@ -113,6 +113,22 @@ class Reader:
                 return at_end and not rest
             yield
 
+    def continues(self, offset: int, *marks: str) -> Wait[bool]:
+        """Does one of these stand exactly at `offset`? Reads nothing."""
+        while True:
+            rest = self._text[offset:]
+            if rest.startswith(marks):
+                return True
+            if self.ended or not any(mark.startswith(rest) for mark in marks):
+                return False
+            yield
+
+    def collect(self, marks: Sequence[str]) -> Wait[tuple[str, str | None]]:
+        """(text up to the next mark, the mark), both read. The mark is None when the output ended before one."""
+        parts: list[str] = []
+        mark = yield from self.until(marks, parts.append)
+        return "".join(parts), mark
+
     def until(self, marks: Sequence[str], sink: Sink, confirm: Confirm | None = None) -> Wait[str | None]:
         """Hands text to `sink` up to the next mark, which it reads and returns. No mark may be the start of another."""
         while True:

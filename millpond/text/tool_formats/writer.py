@@ -42,6 +42,7 @@ class Writer:
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[ToolCallDelta] = []
+        self._listed: list[ToolCallDelta] | None = None
         self._space = ""
         self._content_begun = False
         self._thought_begun = False
@@ -108,6 +109,15 @@ class Writer:
         self._open = None
         self.calls_ended += 1
 
+    def begin_list(self) -> None:
+        """Calls up to end_list are whole together or not at all."""
+        self._listed = [] if self._whole_calls else None
+
+    def end_list(self) -> None:
+        if self._listed is not None:
+            self._calls += self._listed
+            self._listed = None
+
     @property
     def call_is_open(self) -> bool:
         return self._open is not None
@@ -132,6 +142,8 @@ class Writer:
         if self._open is not None:
             self.try_forget_call()
             self._open = None
+        self.calls_begun -= len(self._listed or ())
+        self._listed = None
 
     def take(self) -> ChannelDelta:
         """What came since the last call."""
@@ -151,7 +163,7 @@ class Writer:
             call = ToolCallDelta(call.index, call.id, call.name, text)
         if text or not self._shown:
             self._shown = True
-            self._calls.append(call)
+            (self._calls if self._listed is None else self._listed).append(call)
 
 
 def _joined(calls: list[ToolCallDelta]) -> list[ToolCallDelta]:
