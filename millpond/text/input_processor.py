@@ -42,6 +42,8 @@ class PreparedPrompt:
     token_ids: tuple[TokenId, ...]
     channels: ChannelPlan | None = None
     """None: outputs are nothing but text."""
+    grammar: str | None = None
+    """Lark that every output must follow, for calls that are forced. None: the model is free."""
 
 
 class InputProcessor:
@@ -85,17 +87,18 @@ class InputProcessor:
         field = "messages" if isinstance(prompt, ChatInput) else "prompt"
         if isinstance(prompt, TokenInput):
             self._check_length(len(prompt.token_ids), field)
-        channels = None
+        channels = grammar = None
         if isinstance(prompt, ChatInput):
             rendered, ids = self._encode_chat(prompt)
             ids = self.tokenizer.with_bos(ids) if ids else ids
             channels = self._plan_channels(prompt, rendered)
+            grammar = self._forced_grammar(prompt, channels)
         else:
             ids = self.tokenize(prompt)
         if not ids:
             raise InvalidParameter(field, "must not be empty")
         self._check_length(len(ids), field)
-        return PreparedPrompt(tuple(ids), channels)
+        return PreparedPrompt(tuple(ids), channels, grammar)
 
     def tokenize(self, prompt: PromptInput, *, add_special: bool = True) -> list[TokenId]:
         """Ids without the length check (text that could never fit is refused all the same).
@@ -121,6 +124,14 @@ class InputProcessor:
         tools = ToolSet.of(chat.tools) if chat.tools else None
         turn = Turn(tools, self._think, self._think is not None and self._is_thinking(chat, rendered))
         return ChannelPlan(self._form, turn, self._markers, chat.parallel_tool_calls, self._whole_calls)
+
+    def _forced_grammar(self, chat: ChatInput, channels: ChannelPlan | None) -> str | None:
+        if not chat.forced_tools or channels is None or channels.turn.tools is None:
+            return None
+        tools = channels.turn.tools.only(chat.forced_tools)
+        return self._form.forced_grammar(
+            tools, channels.turn, parallel=chat.parallel_tool_calls, markers=self._markers.ids
+        )
 
     def _is_thinking(self, chat: ChatInput, rendered: str) -> bool:
         """Does the prompt end inside reasoning: by the template's hand, or in the message that is to be continued?"""

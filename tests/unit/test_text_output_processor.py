@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from millpond.errors import InternalError
 from millpond.runtime.fake_vocab import CONTROL_STRINGS, IM_END, FakeVocab
+from millpond.text.channels import ChannelPlan, MarkerTokens
 from millpond.text.output_processor import HiddenTokens, OutputProcessor, StopMatch, TextDelta
 from millpond.text.stop import StopStrings
+from millpond.text.tool_formats.base import ThinkTags, ToolSet, Turn
+from millpond.text.tool_formats.registry import FORMATS
+from millpond.text.tool_formats.stream import Markers
 
 _vocab = FakeVocab()
 _BYTES = {_vocab.piece(token): token for token in range(len(CONTROL_STRINGS), _vocab.n_tokens)}
@@ -121,3 +128,71 @@ def test_without_stop_strings_all_text_arrives(tokens: list[int]) -> None:
     for stops in ((), ("\0\0\0\0\0\0never",)):
         output = processor(*stops)
         assert output.feed(tokens, 0).text + output.finish().text == expected
+
+
+# -- channels ----------------------------------------------------------------------------------------------------------
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>'
+
+
+def channels(text: str, *, sizes: list[int], stops: list[str] | None = None, **options: Any) -> tuple[Any, ...]:
+    """One byte a token; 256 is a marker. (text, reasoning, calls, stop, tokens read, reasoning tokens)."""
+    markers = Markers(["<tool_call>"])
+    tokens = MarkerTokens(markers, {256: markers.of("<tool_call>")}, {"<tool_call>": 256})
+    turn = Turn(ToolSet({"f": {}}), ThinkTags("<think>", "</think>"))
+    machine = ChannelPlan(FORMATS["hermes"], turn, tokens, **options).machine("r", 0)
+    processor = OutputProcessor(
+        lambda token: bytes([token]) if token < 256 else b"",
+        StopStrings(stops or []),
+        HiddenTokens(frozenset()),
+        machine,
+    )
+    ids = [
+        token for part in text.partition("<tool_call>") for token in ([256] if part == "<tool_call>" else part.encode())
+    ]
+    deltas: list[TextDelta] = []
+    at = 0
+    for size in itertools.cycle(sizes):
+        if at >= len(ids) or processor.stop is not None:
+            break
+        deltas.append(processor.feed(ids[at : at + size], at))
+        at += size
+    deltas.append(processor.finish())
+    calls: dict[int, str] = {}
+    for call in (call for delta in deltas for call in delta.tool_calls):
+        calls[call.index] = calls.get(call.index, "") + (f"{call.name}:" if call.name else "") + call.arguments
+    return (
+        "".join(delta.text for delta in deltas),
+        "".join(delta.reasoning for delta in deltas),
+        list(calls.values()),
+        processor.stop,
+        sum(delta.token_count for delta in deltas),
+        processor.reasoning_tokens,
+    )
+
+
+@given(st.lists(st.integers(1, 9), min_size=1), st.sampled_from([[], ["e."], ["é"], ["}"]]), st.booleans())
+def test_channels_are_the_same_in_any_grouping_of_tokens(sizes: list[int], stops: list[str], parallel: bool) -> None:
+    text = f"<think>\nhm é</think>\n\nMore e.\n{CALL} tail é"
+    alone = channels(text, sizes=[1], stops=stops, parallel=parallel)
+    assert channels(text, sizes=sizes, stops=stops, parallel=parallel) == alone
+
+
+def test_channels_of_one_output() -> None:
+    text, reasoning, calls, stop, _, thought = channels(f"<think>\nhm</think>\n\nYes.\n{CALL}", sizes=[3])
+    assert (text, reasoning, calls, stop) == ("Yes.", "hm", ['f:{"a": "é"}'], None)
+    assert thought == len(">\nhm</think>")
+
+
+def test_an_output_of_one_call_ends_with_it() -> None:
+    _, _, calls, stop, count, _ = channels(CALL + CALL, sizes=[500], parallel=False)
+    assert calls == ['f:{"a": "é"}']
+    assert (
+        stop == StopMatch(None, count) and count == len(CALL.encode()) - len("\n</tool_call>") - len("<tool_call>") + 1
+    )
+
+
+def test_a_stop_string_ends_a_call_where_it_stands() -> None:
+    text, _, calls, stop, _, _ = channels("a" + CALL, sizes=[7], stops=["}"])
+    assert (text, calls) == ("a", ['f:{"a": "é"'])
+    assert stop is not None and stop.stop == "}"

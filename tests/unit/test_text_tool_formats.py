@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from test_text_channels import named, plan, read
 
 from millpond.config import TOOL_FORMATS
-from millpond.text.tool_formats.base import ThinkTags, ToolSet
+from millpond.text.tool_formats.base import ThinkTags, ToolSet, Turn
 from millpond.text.tool_formats.json_scanner import MAX_DEPTH, JsonEnd, JsonScanner
 from millpond.text.tool_formats.registry import FORMATS, detect_format, detect_think_tags
 from millpond.text.tool_formats.values import json_of, schema_types
@@ -275,6 +275,37 @@ def test_the_grammar_takes_what_the_parser_reads(form: str, parallel: bool) -> N
 
 @pytest.mark.parametrize("form", sorted(FORMATS))
 def test_the_grammar_of_one_tool_takes_no_other(form: str) -> None:
-    grammar = FORMATS[form].grammar(OFFERED.only("get_time"), parallel=False, markers={})
+    grammar = FORMATS[form].grammar(OFFERED.only(["get_time"]), parallel=False, markers={})
     text = ONE_CALL[form] if form != "json" else ONE_CALL[form][1:-1]
     assert not accepts(grammar, text)
+
+
+THOUGHTS = {
+    "harmony": ("<|channel|>analysis<|message|>", "a < b<|end|><|start|>assistant"),
+    "gemma4": ("<|channel>thought\n", "a < b\n<channel|>"),
+    "kimi_k3": ("<|open|>think<|sep|>", "a < b<|close|>think<|sep|><|open|>response<|sep|><|close|>response<|sep|>"),
+}
+
+
+@pytest.mark.parametrize("form", sorted(FORMATS))
+@pytest.mark.parametrize("thinking", [False, True])
+def test_a_forced_call_may_be_thought_about_first(form: str, thinking: bool) -> None:
+    chosen = FORMATS[form]
+    turn = Turn(OFFERED, chosen.think or ThinkTags("<think>", "</think>"), thinking)
+    opening, thought = THOUGHTS.get(form, ("<think>\n", "a < b\n</think>\n\n"))
+    text = ("" if thinking else opening) + thought + (ONE_CALL[form][1:-1] if form == "json" else ONE_CALL[form])
+    grammar = chosen.forced_grammar(OFFERED, turn, parallel=False, markers={})
+    assert accepts(grammar, text)
+    assert not accepts(grammar, thought + "The end.")
+    parsed = read(plan(form, tools=OFFERED, think=turn.think, thinking=thinking), *text)
+    assert (parsed[0], parsed[1]) == ("", "a < b") and named(parsed) == [("get_weather", {"city": "Rome"})]
+
+
+@pytest.mark.parametrize("form", sorted(FORMATS))
+def test_markers_that_are_control_tokens_are_so_in_the_grammar(form: str) -> None:
+    """The byte tokenizer has 256 bytes and a few special tokens: any id of these will do."""
+    markers = dict.fromkeys(FORMATS[form].markers, 256)
+    turn = Turn(OFFERED, FORMATS[form].think or ThinkTags("<think>", "</think>"))
+    grammar = FORMATS[form].forced_grammar(OFFERED, turn, parallel=True, markers=markers)
+    matcher = llguidance.LLMatcher(byte_tokenizer(), llguidance.LLMatcher.grammar_from_lark(grammar))
+    assert not matcher.is_error(), matcher.get_error()

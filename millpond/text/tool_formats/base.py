@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
+from millpond.text.tool_formats.lark import marker, text_before
 from millpond.text.tool_formats.stream import Markers, Reader, Wait
 from millpond.text.tool_formats.writer import Writer
 
@@ -33,8 +34,8 @@ class ToolSet:
     def __contains__(self, name: object) -> bool:
         return name in self.parameters
 
-    def only(self, name: str) -> ToolSet:
-        return ToolSet({name: self.parameters[name]})
+    def only(self, names: Sequence[str]) -> ToolSet:
+        return ToolSet({name: schema for name, schema in self.parameters.items() if name in names})
 
     def keys(self, tool: str) -> list[str]:
         """Names of a tool's parameters, as far as its schema lists them."""
@@ -93,6 +94,23 @@ class ToolFormat(ABC):
 
         `markers`: ids of the format's markers that are control tokens. Reasoning before it is the caller's to add.
         """
+
+    def forced_grammar(self, tools: ToolSet, turn: Turn, *, parallel: bool, markers: Mapping[str, int]) -> str:
+        """Lark of a whole output that calls one of `tools` (`parallel`: one or more), after thinking if it may."""
+        calls = self.grammar(tools, parallel=parallel, markers=markers)
+        thought, rules = self.thought_rules(turn, markers)
+        if not thought:
+            return calls
+        return f"start: {thought} calls\ncalls:{calls.removeprefix('start:')}" + "".join(f"{rule}\n" for rule in rules)
+
+    def thought_rules(self, turn: Turn, markers: Mapping[str, int]) -> tuple[str, list[str]]:
+        """(what may come before a call, the rules it needs); ("", []) for models that do not think."""
+        if turn.think is None:
+            return "", []
+        rules = [*text_before("thought", turn.think.close, markers), r"SPACE: /[ \n]*/"]
+        if turn.thinking:
+            return "thought SPACE", rules
+        return f"({marker(turn.think.open, markers)} thought SPACE)?", rules
 
     def opens_thinking(self, prompt: str, think: ThinkTags) -> bool:
         """Does a rendered prompt end inside reasoning?"""

@@ -56,6 +56,10 @@ class Gemma4(TaggedFormat):
         else:
             yield from cut_or_broken(read, write, (closing,))
 
+    def thought_rules(self, turn: Turn, markers: Mapping[str, int]) -> tuple[str, list[str]]:
+        opening = f'{marker(_CHANNEL, markers)} "thought\\n"'
+        return ("thought" if turn.thinking else f"({opening} thought)?"), text_before("thought", _END_CHANNEL, markers)
+
     def grammar(self, tools: ToolSet, *, parallel: bool, markers: Mapping[str, int]) -> str:
         """Names and syntax; the schema's keys and types are not in it, since the notation is not JSON."""
         opening, closing, quote = (marker(text, markers) for text in (_OPEN, _CLOSE, _QUOTE))

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from millpond.text.tool_formats.base import ThinkTags, ToolFormat, ToolSet, Turn
 from millpond.text.tool_formats.json_call import arguments_schema
 from millpond.text.tool_formats.json_scanner import JsonEnd
-from millpond.text.tool_formats.lark import json_value, literal, marker
+from millpond.text.tool_formats.lark import json_value, literal, marker, text_before
 from millpond.text.tool_formats.stream import Reader, Sink, Wait
 from millpond.text.tool_formats.writer import Writer
 
@@ -79,6 +79,12 @@ class Harmony(ToolFormat):
 
         mark = yield from read.until((of(_END), of(_CALL), of(_RETURN)), sink, confirm)
         return mark is not None
+
+    def thought_rules(self, turn: Turn, markers: Mapping[str, int]) -> tuple[str, list[str]]:
+        """Reasoning is a message of its own, with the start of the next behind it."""
+        opening = f'{marker(_CHANNEL, markers)} "analysis" {marker(_MESSAGE, markers)}'
+        rules = [f'analysis: thought {marker(_START, markers)} "assistant"', *text_before("thought", _END, markers)]
+        return ("analysis" if turn.thinking else f"({opening} analysis)?"), rules
 
     def grammar(self, tools: ToolSet, *, parallel: bool, markers: Mapping[str, int]) -> str:
         """One call; the format has no calls in parallel. The prompt ended with the start of a header."""

@@ -106,6 +106,17 @@ class KimiK3(ToolFormat):
             write.arguments(json_of(text, None) if text.strip() else json_string(text))
         return True
 
+    def thought_rules(self, turn: Turn, markers: Mapping[str, int]) -> tuple[str, list[str]]:
+        """The response, which comes between, may be empty or left out."""
+        opening, closing, separator = (marker(text, markers) for text in (_OPEN, _CLOSE, _SEP))
+        rules = [
+            f'think: thought "think" {separator}',
+            *text_before("thought", _CLOSE, markers),
+            f'response: {opening} "response" {separator} {closing} "response" {separator}',
+        ]
+        think = "think" if turn.thinking else f'({opening} "think" {separator} think)?'
+        return f"{think} response?", rules
+
     def grammar(self, tools: ToolSet, *, parallel: bool, markers: Mapping[str, int]) -> str:
         opening, closing, separator = (marker(text, markers) for text in (_OPEN, _CLOSE, _SEP))
         rules = [f"tool{number}" for number in range(len(tools.parameters))]
