@@ -94,8 +94,9 @@ def try_in_child(subject: Subject, settings: ExactSettings, report: Report) -> T
         try:
             trial = _listen(child, report)
             last = b"" if child.stderr is None else child.stderr.read()
-        finally:
+        except BaseException:
             child.kill()
+            raise
     if trial is not None:
         return trial
     reason = last.decode("utf-8", "replace").strip().rpartition("\n")[2]
