@@ -140,7 +140,7 @@ def build_async_llm(
     from millpond.text.input_processor import InputProcessor, ToolSettings
 
     vocab = load_vocab(model.path, os.environ)
-    template = _chat_template(config.server.chat_template) or vocab.chat_template
+    template = _chat_template(config.server.chat_template) or _compiled(vocab.chat_template)
     client = EngineClient(engine, config.queue, eog_ids=vocab.eog_ids, clock=time.monotonic, command=command)
     server = config.server
     reading = ToolSettings(server.tool_format, whole_calls=server.cut_tool_calls == "drop")
@@ -173,14 +173,24 @@ async def running_async_llm(config: Config, model: ResolvedModel) -> AsyncGenera
 
 
 def _chat_template(path: str) -> str | None:
+    """The source in the file of --chat-template, if that is set. Raises ConfigError."""
     from millpond.errors import ConfigError
 
     if not path:
         return None
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return _compiled(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeError) as error:
         raise ConfigError("chat_template", f"cannot read {path}: {error}") from error
+
+
+def _compiled(source: str | None) -> str | None:
+    """The source itself, tried now: a template with an error must not wait for the first request. Raises ConfigError."""
+    from millpond.text.chat_template import ChatTemplate, TemplateTokens
+
+    if source:
+        ChatTemplate(source, TemplateTokens(), datetime.now)
+    return source
 
 
 def configure_logging(level: str) -> None:
@@ -221,12 +231,13 @@ def load_local_engine(config: Config, model: ResolvedModel, progress: Callable[[
     from millpond.text.input_processor import InputProcessor
 
     engine = engine_config(config.engine, model)
+    given = _chat_template(config.server.chat_template)
     with ExitStack() as undo:
         undo.enter_context(_parked_files(engine))
         runtime = load_llamacpp(engine, progress)
         undo.callback(runtime.close)
         core = build_core(runtime, engine, time.monotonic)
-        template = _chat_template(config.server.chat_template) or runtime.vocab.chat_template
+        template = given or runtime.vocab.chat_template
         text = InputProcessor(runtime.vocab, template, core.info.max_model_len, datetime.now)
         kept = undo.pop_all()
     return LocalEngine(
@@ -285,8 +296,6 @@ def _tie_to_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(_ENGINE_OOM_SCORE))
-    if os.getppid() == 1:
-        sys.exit(0)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from millpond.engine.messages import (
     decode_command,
     encode_frame,
 )
-from millpond.errors import MillpondError
+from millpond.errors import MillpondError, SetupError
 from millpond.scheduler.output import ScheduledRows
 from millpond.types import EngineEpoch, SequenceId
 
@@ -123,7 +123,7 @@ class Worker:
         try:
             core = self._build(load, self._report_progress)
         except MillpondError as error:
-            self._last_words(str(error), setup=True)
+            self._last_words(str(error), setup=isinstance(error, SetupError))
             return None
         self._channel.send(EngineReady(self._epoch, core.info))
         return core

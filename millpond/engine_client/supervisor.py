@@ -2,7 +2,7 @@
 of sequences only what the log book tells it (is there work) and is told (here is an engine; it is dead).
 
     loading / restarting --EngineReady--> ready --death--> restarting ...        stop() from any state --> stopped
-             |  a setup error, or max_failed_loads deaths in a row before ready
+             |  a setup error of the first load, or max_failed_loads deaths in a row before ready
              +--> failed (for good; every live log gets an error)
 
 A death is: the channel closed, the process exited, it broke the protocol, it said EngineError, or it owed a step and
@@ -313,7 +313,8 @@ class Supervisor:
             case EngineReady():
                 self._on_ready(event.info)
             case EngineError():
-                self._setup_failed = event.setup
+                # What was ready once under the same settings may be so again: say, no memory after a kill for it.
+                self._setup_failed = event.setup and self.info is None
                 self._die(event.message)
 
     def _on_frame(self, frame: StepFrame) -> None:

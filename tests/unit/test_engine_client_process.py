@@ -209,8 +209,16 @@ async def test_a_model_that_does_not_load_fails_everything_and_says_why(load: di
         assert client.restarts == restarts
 
 
-async def test_a_model_that_vanished_fails_the_running_requests():
+async def test_a_load_that_fails_after_one_that_did_not_is_tried_again():
     async with running({"load": {"2": "setup_error"}, "faults": {"1": [[5, "crash"]]}}) as client:
+        [log] = client.submit([request()])
+        assert_right(await ended(log))
+        assert (client.restarts, client.losses) == (2, 0)
+
+
+async def test_a_model_that_vanished_fails_the_running_requests():
+    gone = {str(epoch): "setup_error" for epoch in range(2, 9)}
+    async with running({"load": gone, "faults": {"1": [[5, "crash"]]}}) as client:
         [log] = client.submit([request()])
         await ended(log)
         assert log.finish is not None
