@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from millpond import __version__
-from millpond.cli import chat, doctor, generate, models, serve
+from millpond.cli import bench, chat, doctor, generate, models, serve
 from millpond.cli.errors import one_line_errors
 from millpond.cli.options import with_settings
 from millpond.cli.sampling import with_sampling
@@ -38,6 +38,12 @@ def build_app() -> typer.Typer:
     pulled.command("pull")(one_line_errors(models.pull))
     pulled.command("rm")(one_line_errors(models.remove))
     app.add_typer(pulled, name="models", rich_help_panel="Manage")
+    benches = typer.Typer(
+        help="Measure; the benchmarks beside another server are in benchmarks/.", no_args_is_help=True
+    )
+    benches.callback()(_no_work)
+    benches.command("simulate")(one_line_errors(bench.simulate))
+    app.add_typer(benches, name="bench", rich_help_panel="Manage")
     app.command("version", rich_help_panel="Manage")(version)
     return app
 
@@ -58,6 +64,10 @@ def _show_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"millpond {__version__}")
         raise typer.Exit
+
+
+def _no_work() -> None:
+    """Keeps a group with one command a group."""
 
 
 def _root(
