@@ -11,6 +11,7 @@ from millpond.config import EngineConfig
 from millpond.engine.core import EngineCore
 from millpond.engine.kv_executor import KVExecutor
 from millpond.engine.model_runner import ModelRunner
+from millpond.engine.selftest import Abilities, probe_memory
 from millpond.errors import ConfigError
 from millpond.kvcache.manager import KVCacheManager
 from millpond.kvcache.naive import NaiveIndex
@@ -68,26 +69,34 @@ def build_core(
 ) -> EngineCore:
     """`clock`: monotonic seconds. Raises ConfigError when max_model_len does not fit the pool."""
     limits = runtime.limits
-    info = _engine_info(runtime, config)
+    abilities = _proven(runtime)
+    info = _engine_info(runtime, config, abilities)
     identity = _identity(runtime, config)
-    store = _spill_store(config, identity)
+    store = _spill_store(config, identity) if abilities.restores else SpillStore([])
     stored = StoredIndex()
     for key in store.held_keys():
         stored.add(key)
-    attention = runtime.model.memory_kind is MemoryKind.ATTENTION
-    shares = config.prefix_cache and attention
-    if config.prefix_cache and not attention:
-        logger.warning("prefix reuse is off: %s models are served without it", runtime.model.memory_kind.value)
+    shares = config.prefix_cache and abilities.restores
     layout = PagedSpans() if limits.can_copy_ranges else WholeSpans(can_cut=limits.can_trim)
     index = RadixTree() if limits.can_copy_ranges and shares else NaiveIndex()
     n_cells = _ledger_cells(runtime, info)
     manager = KVCacheManager(n_cells, limits.n_slots, index, layout, stored, reuse=shares)
-    scheduler_config = _scheduler_config(config, limits, identity, n_cells=n_cells, shares=shares)
+    scheduler_config = _scheduler_config(config, info, limits, identity, n_cells=n_cells, shares=shares)
     scheduler = Scheduler(replace(scheduler_config, victim_rule=victim_rule), manager, runtime.vocab.eog_ids)
     samplers = SamplerFactory(runtime.model.n_vocab, runtime.vocab.eog_ids, runtime.candidates)
     executor = KVExecutor(runtime, store, clock)
     runner = ModelRunner(runtime, samplers, clock)
     return EngineCore(info, scheduler, executor, runner, clock)
+
+
+def _proven(runtime: Runtime) -> Abilities:
+    """Attention memory is what the contract suite holds; of any other kind, each model is tried."""
+    if runtime.model.memory_kind is MemoryKind.ATTENTION:
+        return Abilities(restores=True, batches=True)
+    abilities = probe_memory(runtime)
+    for finding in abilities.findings:
+        logger.warning("%s model: %s", runtime.model.memory_kind.value, finding)
+    return abilities
 
 
 def _ledger_cells(runtime: Runtime, info: EngineInfo) -> int:
@@ -97,7 +106,7 @@ def _ledger_cells(runtime: Runtime, info: EngineInfo) -> int:
     return runtime.limits.n_cells
 
 
-def _engine_info(runtime: Runtime, config: EngineConfig) -> EngineInfo:
+def _engine_info(runtime: Runtime, config: EngineConfig, abilities: Abilities) -> EngineInfo:
     limits = runtime.limits
     longest = limits.cells_per_slot
     wanted = config.max_model_len or min(longest, runtime.model.n_ctx_train or longest)
@@ -107,7 +116,7 @@ def _engine_info(runtime: Runtime, config: EngineConfig) -> EngineInfo:
         model=runtime.model,
         n_cells=limits.n_cells,
         n_slots=limits.n_slots,
-        max_running=min(config.max_running, limits.n_slots),
+        max_running=min(config.max_running, limits.n_slots) if abilities.batches else 1,
         max_model_len=wanted,
         unified=limits.unified,
     )
@@ -137,10 +146,16 @@ def _spill_store(config: EngineConfig, identity: StateIdentity) -> SpillStore:
 
 
 def _scheduler_config(
-    config: EngineConfig, limits: ContextLimits, identity: StateIdentity, *, n_cells: int, shares: bool
+    config: EngineConfig,
+    info: EngineInfo,
+    limits: ContextLimits,
+    identity: StateIdentity,
+    *,
+    n_cells: int,
+    shares: bool,
 ) -> SchedulerConfig:
     return SchedulerConfig(
-        max_running=min(config.max_running, limits.n_slots),
+        max_running=info.max_running,
         max_rows=limits.n_batch,
         max_step_ms=config.max_step_ms,
         growth_cells=min(int(n_cells * config.growth_watermark), n_cells // 4),

@@ -212,6 +212,13 @@ class KVCacheManager:
             handle.pins.append(key)
         return self._shorten(slot, key.start)
 
+    def checkpoint(self, handle: CacheHandle) -> None:
+        """Saves the whole state as it is now; the op runs before the sequence goes on."""
+        assert handle.slot is not None
+        length = self.length(handle)
+        if self._reuse and length:
+            self._save(handle.slot, handle.history.key(0, length), SpanKind.PREFIX)
+
     def unpin(self, handle: CacheHandle) -> None:
         """The sequence runs again or ended: its spans are ordinary prefixes from here on."""
         pins, handle.pins = handle.pins, []

@@ -168,9 +168,9 @@ class RadixTree:
 
     def exclusive_cells(self, slot: SlotId) -> int:
         """Cells that closing the slot would free."""
-        node: _Node | None = self._tips[slot]
+        node = self._tips[slot]
         cells = 0
-        while node is not None and node.parent is not None and len(node.holders) == 1:
+        while node.parent is not None and len(node.holders) == 1:
             cells += len(node.edge)
             node = node.parent
         return cells

@@ -21,6 +21,11 @@ class SpanLayout(Protocol):
         """Finished sequences may stay in their cells as idle prefixes."""
         ...
 
+    @property
+    def needs_checkpoints(self) -> bool:
+        """State cannot be cut: it must be saved at the lengths where it will be wanted."""
+        ...
+
     def last_start(self, length: int) -> int:
         """Where the last span of a sequence of this length begins."""
         ...
@@ -36,6 +41,7 @@ class SpanLayout(Protocol):
 
 class PagedSpans:
     keeps_residents = True
+    needs_checkpoints = False
 
     def last_start(self, length: int) -> int:
         return (length - 1) // PAGE_TOKENS * PAGE_TOKENS
@@ -54,6 +60,10 @@ class WholeSpans:
     can_cut: bool
     """The model can trim a restored sequence: a prefix of a saved one is usable too."""
     keeps_residents: bool = False
+
+    @property
+    def needs_checkpoints(self) -> bool:
+        return not self.can_cut
 
     def last_start(self, length: int) -> int:
         return 0

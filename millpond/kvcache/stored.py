@@ -14,7 +14,6 @@ from millpond.kvcache.payload import PAGE_TOKENS, SpanKey
 from millpond.kvcache.radix_tree import common_length
 from millpond.types import TokenId
 
-
 MIN_PARTIAL_TOKENS = 16
 """A span that is wanted only in part is not moved for less."""
 
@@ -39,6 +38,8 @@ class StoredIndex:
     def __init__(self) -> None:
         self._pages: dict[SpanKey, _Page | None] = {}
         self._children: dict[bytes, dict[SpanKey, _Page]] = {}
+        self._ends: dict[int, Counter[int]] = {}
+        """By start: where spans end. A key that was only seen on disk is found by trying these."""
         self._pins: Counter[SpanKey] = Counter()
 
     def __len__(self) -> int:
@@ -49,6 +50,8 @@ class StoredIndex:
 
     def add(self, key: SpanKey, history: TokenHistory | None = None) -> None:
         """`history` (any that the key was made from) also makes partial matches possible."""
+        if key not in self._pages:
+            self._ends.setdefault(key.start, Counter())[key.end] += 1
         if history is None:
             self._pages.setdefault(key, None)
             return
@@ -57,7 +60,13 @@ class StoredIndex:
         self._children.setdefault(page.parent, {})[key] = page
 
     def remove(self, key: SpanKey) -> None:
-        page = self._pages.pop(key, None)
+        if key not in self._pages:
+            return
+        page = self._pages.pop(key)
+        ends = self._ends[key.start]
+        ends[key.end] -= 1
+        if not ends[key.end]:
+            del ends[key.end]
         if page is None:
             return
         siblings = self._children[page.parent]
@@ -78,25 +87,36 @@ class StoredIndex:
 
     def match_page(self, history: TokenHistory, start: int, limit: int) -> StoredMatch | None:
         """Best span that continues [0, start), cut at limit. `start` must be a page border. Read-only."""
-        end = min(start + PAGE_TOKENS, limit)
-        if end <= start:
+        if limit <= start:
             return None
-        if end == start + PAGE_TOKENS and (key := history.key(start, end)) in self._pages:
-            return StoredMatch(key, end)
-        best: StoredMatch | None = None
-        for key, page in self._children.get(history.digest_at(start), {}).items():
-            common = common_length(page.tokens, history.token_ids, start, limit)
-            whole = start + common == key.end
-            if (whole or common >= MIN_PARTIAL_TOKENS) and (best is None or start + common > best.end):
-                best = StoredMatch(key, start + common)
-        return best
+        best = self._exact(history, start, limit)
+        if best is not None and best.end == start + PAGE_TOKENS:
+            return best
+        return self._longer(best, self._common(history, start, limit))
 
     def match_whole(self, history: TokenHistory, limit: int, *, can_cut: bool) -> StoredMatch | None:
         """Longest span from 0 that is a prefix of the history, or where it can be cut, shares a prefix with it."""
+        best = self._exact(history, 0, limit)
+        return self._longer(best, self._common(history, 0, limit)) if can_cut else best
+
+    def _exact(self, history: TokenHistory, start: int, limit: int) -> StoredMatch | None:
+        """The longest span from `start` whose every token the history has."""
+        for end in sorted(self._ends.get(start, ()), reverse=True):
+            if end <= limit and (key := history.key(start, end)) in self._pages:
+                return StoredMatch(key, end)
+        return None
+
+    def _common(self, history: TokenHistory, start: int, limit: int) -> StoredMatch | None:
+        """The span that shares the longest head with the history from `start` on; it will be cut."""
         best: StoredMatch | None = None
-        for key, page in self._children.get(history.digest_at(0), {}).items():
-            common = common_length(page.tokens, history.token_ids, 0, limit)
-            usable = common == key.end or (can_cut and common >= MIN_PARTIAL_TOKENS)
-            if usable and (best is None or common > best.end):
-                best = StoredMatch(key, common)
+        for key, page in self._children.get(history.digest_at(start), {}).items():
+            common = common_length(page.tokens, history.token_ids, start, limit)
+            if common >= MIN_PARTIAL_TOKENS and (best is None or start + common > best.end):
+                best = StoredMatch(key, start + common)
         return best
+
+    @staticmethod
+    def _longer(first: StoredMatch | None, second: StoredMatch | None) -> StoredMatch | None:
+        if first is None or second is None:
+            return first or second
+        return second if second.end > first.end else first

@@ -1,14 +1,18 @@
 """What a step costs and how much of it prefill may use. PURE: milliseconds come in as measured.
 
-Cost of a step: t = a + b·rows + c·Σ(rows × cells in view), fitted by recursive least squares with forgetting (the
-textbook form; Haykin, Adaptive Filter Theory), so it follows a machine that slows down or a pool that fills up.
+Cost of a step: t = a + b·rows + c·Σ(rows × cells in view), fitted by least squares over the last steps, old ones
+forgotten, so it follows a machine that slows down or a pool that fills up. What the last steps say nothing about stays
+as it was: plain recursive least squares runs away when a thousand decode steps look the same (covariance wind-up).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 _FORGETTING = 0.98
+_DAMPING = 0.1
+"""Against the information of 50 remembered steps: about 50, 0.3 and 0.1 in the units below for steps of 8 rows."""
 _SCALE = (1.0, 0.01, 1e-5)
 """Units of the three terms: one step, 100 rows, 100,000 row-cells; keeps the fit well conditioned."""
 
@@ -21,15 +25,18 @@ class StepWork:
 
 
 class StepCost:
-    """Fitted milliseconds of one decode. Before the first observation it answers None."""
+    """Fitted milliseconds of one decode; 0 before the first observation. No term is ever negative."""
 
     def __init__(self) -> None:
         self._weights = [0.0, 0.0, 0.0]
-        self._covariance = [[1e6 if i == j else 0.0 for j in range(3)] for i in range(3)]
+        self._information = [[0.0] * 3 for _ in range(3)]
+        """Sum of the outer products of the terms, forgetting."""
+        self._moments = [0.0, 0.0, 0.0]
+        """Sum of the terms times what was measured, forgetting."""
         self.observations = 0
 
     def predict(self, work: StepWork) -> float:
-        return sum(weight * term for weight, term in zip(self._weights, _terms(work), strict=True))
+        return _dot(self._weights, _terms(work))
 
     @property
     def ms_per_row(self) -> float:
@@ -47,17 +54,34 @@ class StepCost:
         return int(share * self.predict(StepWork(1, 0)) / per_cell)
 
     def observe(self, work: StepWork, ms: float) -> None:
+        """Moves the weights to the least squares of what is remembered, damped where that is little."""
         terms = _terms(work)
-        gain_base = [sum(row[j] * terms[j] for j in range(3)) for row in self._covariance]
-        denominator = _FORGETTING + sum(terms[i] * gain_base[i] for i in range(3))
-        error = ms - self.predict(work)
-        gain = [value / denominator for value in gain_base]
-        self._weights = [weight + g * error for weight, g in zip(self._weights, gain, strict=True)]
-        self._covariance = [
-            [min((self._covariance[i][j] - gain[i] * gain_base[j]) / _FORGETTING, 1e6) for j in range(3)]
-            for i in range(3)
-        ]
+        for row, term in zip(self._information, terms, strict=True):
+            for j in range(3):
+                row[j] = _FORGETTING * row[j] + term * terms[j]
+        self._moments = [_FORGETTING * m + term * ms for m, term in zip(self._moments, terms, strict=True)]
+        left = [m - _dot(row, self._weights) for m, row in zip(self._moments, self._information, strict=True)]
+        moves = _solve_damped(self._information, left)
+        self._weights = [max(0.0, weight + move) for weight, move in zip(self._weights, moves, strict=True)]
         self.observations += 1
+
+
+def _dot(left: Sequence[float], right: Sequence[float]) -> float:
+    return left[0] * right[0] + left[1] * right[1] + left[2] * right[2]
+
+
+def _solve_damped(matrix: list[list[float]], right: list[float]) -> tuple[float, float, float]:
+    """x of (matrix + damping) x = right; matrix is symmetric and not negative, so a solution exists."""
+    (a, b, c), (_, d, e), (_, _, f) = matrix
+    a, d, f = a + _DAMPING, d + _DAMPING, f + _DAMPING
+    first, second, third = (d * f - e * e, c * e - b * f, b * e - c * d)
+    middle, last, corner = (a * f - c * c, b * c - a * e, a * d - b * b)
+    determinant = a * first + b * second + c * third
+    return (
+        _dot((first, second, third), right) / determinant,
+        _dot((second, middle, last), right) / determinant,
+        _dot((third, last, corner), right) / determinant,
+    )
 
 
 def _terms(work: StepWork) -> tuple[float, float, float]:

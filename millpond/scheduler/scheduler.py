@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from millpond.kvcache.checkpoints import checkpoint_lengths
 from millpond.kvcache.history import TokenHistory
 from millpond.kvcache.manager import CacheHandle, KVCacheManager, PrefixMatch
 from millpond.kvcache.payload import StateIdentity
@@ -112,12 +113,19 @@ class Scheduler:
         namespace = request.namespace if self._config.share_prefixes else f"{request.namespace}\0{sequence_id}"
         outputs = list(output_ids)
         history = TokenHistory(self._config.identity, namespace, [*request.prompt_ids, *outputs])
-        sequence = Sequence(sequence_id, request, CacheHandle(history), self._arrivals, quarantine, output_ids=outputs)
+        stops = self._checkpoints(request)
+        sequence = Sequence(sequence_id, request, CacheHandle(history), self._arrivals, stops, quarantine)
+        sequence.output_ids = outputs
         self._arrivals += 1
         self._sequences[sequence_id] = sequence
         self._waiting[sequence_id] = sequence
         if request.deadline is not None:
             self._next_deadline = min(self._next_deadline, request.deadline)
+
+    def _checkpoints(self, request: Request) -> tuple[int, ...]:
+        if not self._config.share_prefixes or not self._manager.layout.needs_checkpoints:
+            return ()
+        return checkpoint_lengths(request.prompt_ids, self._eog_ids)
 
     def end(self, sequence_id: SequenceId, reason: FinishReason, message: str = "") -> None:
         """Takes effect in the next schedule() or update(), whichever comes first; unknown ids are ignored."""
@@ -364,7 +372,7 @@ class Scheduler:
         return restored > 0
 
     def _plan_chunk(self, sequence: Sequence, budget: StepBudget, now: float) -> None:
-        rows = budget.chunk(sequence.behind, sequence.num_computed_tokens)
+        rows = sequence.until_checkpoint(budget.chunk(sequence.behind, sequence.num_computed_tokens))
         while rows > 0 and not self._try_obtain(rows, keep=sequence):
             if self._manager.free_cells > 0:
                 rows = min(rows, self._manager.free_cells)
@@ -423,6 +431,8 @@ class Scheduler:
             self.recomputed_tokens += min(before, sequence.num_computed_tokens) - min(before, scheduled.start)
             if sequence.num_computed_tokens <= sequence.num_prompt_tokens or len(scheduled.token_ids) > 1:
                 self._manager.commit(sequence.handle)
+            if sequence.num_computed_tokens in sequence.checkpoints:
+                self._manager.checkpoint(sequence.handle)
             error = runner.sample_errors.get(sequence.id)
             if error is not None:
                 self.end(sequence.id, FinishReason.ERROR, error)

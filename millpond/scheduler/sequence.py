@@ -21,6 +21,8 @@ class Sequence:
     handle: CacheHandle
     order: int
     """Arrival order; an earlier one is never behind a later one of its class for ever."""
+    checkpoints: tuple[int, ...] = ()
+    """Ascending lengths at which its state is to be saved while its prompt is computed."""
     quarantine: bool = False
     """Runs alone: it is suspected of breaking the engine or a batch."""
     status: SequenceStatus = SequenceStatus.WAITING
@@ -63,6 +65,11 @@ class Sequence:
     def behind(self) -> int:
         """Tokens to compute before the next one can be sampled."""
         return self.num_tokens - self.num_computed_tokens
+
+    def until_checkpoint(self, rows: int) -> int:
+        """`rows`, cut so that the next checkpoint is not run over."""
+        ahead = [length - self.num_computed_tokens for length in self.checkpoints]
+        return min([rows, *(distance for distance in ahead if distance > 0)])
 
     def become(self, status: SequenceStatus, now: float) -> None:
         """The only place where a status changes."""

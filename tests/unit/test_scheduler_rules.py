@@ -26,7 +26,8 @@ def sequence(number: int, *, prompt: int = 10, outputs: int = 0, priority: int =
     )
     ids = list(range(outputs))
     handle = CacheHandle(TokenHistory(IDENTITY, "", [*request.prompt_ids, *ids]))
-    made = Sequence(SequenceId(number), request, handle, number, output_ids=ids)
+    made = Sequence(SequenceId(number), request, handle, number)
+    made.output_ids = ids
     made.num_computed_tokens = computed
     return made
 
@@ -97,6 +98,26 @@ def test_the_cost_fit_finds_the_three_terms_and_follows_a_change() -> None:
     assert cost.ms_per_row_at(2000) == pytest.approx(6.2, rel=0.15)
     measure(8.0, 10.0, 1.2e-3, 300)
     assert cost.predict(StepWork(100, 100 * 1000)) == pytest.approx(1128, rel=0.1)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.03, 0.3])
+def test_the_cost_fit_keeps_what_it_knows_while_all_steps_look_the_same(noise: float) -> None:
+    """Hours of decode steps with the same rows say nothing about what one more row costs: it must not run away."""
+    rng = random.Random(3)
+    cost = StepCost()
+
+    def observe(rows: int, cells: int) -> None:
+        ms = 4 + 5.0 * rows + 6e-4 * rows * cells
+        cost.observe(StepWork(rows, rows * cells), ms * rng.uniform(1 - noise, 1 + noise))
+
+    for _ in range(200):
+        observe(rng.randint(1, 120), rng.randint(10, 2000))
+    for step in range(20_000):
+        observe(8, 400 + step % 100)
+        if step % 100 == 0:
+            assert 2.5 < cost.ms_per_row < 10, f"step {step}"
+            assert cost.predict(StepWork(8, 8 * 450)) == pytest.approx(46, rel=0.05 + noise)
+            assert cost.predict(StepWork(0, 0)) >= 0
 
 
 def test_a_chunk_fills_the_time_that_is_left_and_never_starves() -> None:
