@@ -2,7 +2,7 @@
 
 What changes: null content becomes "", text parts are joined with newlines, `developer` becomes `system`, empty
 `tool_calls` and null fields go away, a call's arguments become an object where they are JSON of one, and `reasoning` is
-called `reasoning_content`.
+called `reasoning_content`. A result gets the name of the function it answers.
 """
 
 from __future__ import annotations
@@ -25,10 +25,24 @@ def normalise_messages(messages: Sequence[Message], *, text_arguments: bool = Fa
     """
     if not messages:
         raise InvalidParameter("messages", "must not be empty")
-    return [
+    normal = [
         _normalise(message, f"messages[{index}]", text_arguments=text_arguments)
         for index, message in enumerate(messages)
     ]
+    _name_results(normal)
+    return normal
+
+
+def _name_results(messages: Sequence[Message]) -> None:
+    """Clients say which call a result answers; some templates want the function's name."""
+    names: dict[str, str] = {}
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            if isinstance(call.get("id"), str):
+                names[call["id"]] = call["function"]["name"]
+        answered = message.get("tool_call_id")
+        if message["role"] == "tool" and isinstance(answered, str) and answered in names:
+            message.setdefault("name", names[answered])
 
 
 def _normalise(message: Message, field: str, *, text_arguments: bool) -> Message:

@@ -13,6 +13,7 @@ from millpond.runtime.fake_vocab import CHATML_TEMPLATE, IM_END, IM_START, FakeV
 from millpond.text.channels import MarkerTokens
 from millpond.text.input_processor import InputProcessor, ToolSettings
 from millpond.text.inputs import ChatInput, TextInput, TokenInput
+from millpond.text.messages import normalise_messages
 from millpond.text.tool_formats.base import ThinkTags
 from millpond.text.tool_formats.registry import FORMATS
 
@@ -78,6 +79,13 @@ def test_reasoning_comes_back_under_its_own_name() -> None:
         assert (
             chat_text(user("x"), {"role": "assistant", "content": "", name: "hm"}, user("y"), template=template) == "hm"
         )
+
+
+def test_results_have_the_name_of_their_function() -> None:
+    other = {"role": "tool", "tool_call_id": "unknown", "content": "x"}
+    named_itself = {**HISTORY[-1], "name": "own"}
+    results = normalise_messages([*HISTORY, other, named_itself])[2:]
+    assert [result.get("name") for result in results] == ["f", None, "own"]
 
 
 @pytest.mark.parametrize(

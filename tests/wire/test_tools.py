@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import openai
+import pydantic
 import pytest
 from fake_channel_engine import FakeChannelEngine
 from fake_text_engine import Script
@@ -110,6 +111,20 @@ async def test_the_sdk_s_own_stream_helper_parses_the_calls():
     calls = final.choices[0].message.tool_calls
     assert [(call.function.name, json.loads(call.function.arguments)) for call in calls][1] == ("get_time", {})
     assert final.choices[0].finish_reason == "tool_calls"
+
+
+async def test_the_sdk_parses_arguments_into_a_model():
+    class GetWeather(pydantic.BaseModel):
+        """Weather of a city."""
+
+        city: str
+
+    tool = openai.pydantic_function_tool(GetWeather, name="get_weather")
+    fake = engine(CALLS.partition("</tool_call>")[0] + "</tool_call>")
+    async with running(fake) as server, client(server.url) as sdk:
+        answer = await sdk.chat.completions.parse(model=MODEL, messages=MESSAGES, tools=[tool])
+    (call,) = answer.choices[0].message.tool_calls
+    assert call.function.parsed_arguments == GetWeather(city="Zürich\u2028")
 
 
 @pytest.mark.parametrize("max_tokens", range(1, len(CALLS.encode()), 7))
