@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from millpond.engine_client.client import EngineClient
 from millpond.engine_client.token_log import TokenLog
-from millpond.errors import EngineFailed, NotReady
+from millpond.errors import EngineFailed, InvalidParameter, NotReady
 from millpond.outputs import EngineInfo, SequenceUsage, StepStats, TokenLogprobs
 from millpond.request import Request
 from millpond.sampling_params import SamplingParams
@@ -199,6 +199,8 @@ class AsyncLLM:
         stops = StopStrings(options.stop)
         prepared = await self._on_worker(lambda: self._input_processor(info).prepare_prompt(prompt))
         ids, channels = prepared.token_ids, prepared.channels
+        if prepared.grammar is not None:
+            raise InvalidParameter("tool_choice", "forced tool calls are not supported yet")
         logs = self._client.submit(self._requests(ids, params, options, info, timeout))
         hidden = HiddenTokens(self._text.eog_ids, frozenset(params.stop_token_ids), params.min_tokens)
         readers: list[_OutputReader] = []
