@@ -120,6 +120,23 @@ def test_the_cost_fit_keeps_what_it_knows_while_all_steps_look_the_same(noise: f
             assert cost.predict(StepWork(0, 0)) >= 0
 
 
+@pytest.mark.parametrize("seed", [0, 2, 3])
+def test_the_cost_fit_survives_long_runs_of_growing_outputs(seed: int) -> None:
+    """As load has it: now and then a prompt, then steps of the same rows whose cells grow in a straight line."""
+    rng = random.Random(seed)
+    cost = StepCost()
+    for step in range(6000):
+        if step % 200 == 0:
+            rows = rng.choice([1, 2, 8, 8, 16])
+            row_cells = rows * rng.randint(50, 300)
+        row_cells += rows
+        chunk = 100 if step % 200 < 5 else 0
+        work = StepWork(rows + chunk, row_cells + 200 * chunk)
+        cost.observe(work, 4 + 5.0 * work.rows + 4e-4 * work.row_cells)
+        if step > 400:
+            assert cost.ms_per_row == pytest.approx(5.0, rel=0.05), f"step {step}"
+
+
 def test_a_chunk_fills_the_time_that_is_left_and_never_starves() -> None:
     cost = StepCost()
     budget = StepBudget(cost, max_rows=512, max_ms=180)
