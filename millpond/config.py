@@ -53,7 +53,7 @@ class EngineConfig:
     threads: int | None = setting(None, "compute threads; auto: physical cores", minimum=1)
     gpu_layers: int = setting(0, "layers to offload to the GPU; -1: all", minimum=-1)
     max_step_ms: float = setting(
-        100.0, "a step beside running streams stays under this: it bounds the gap between tokens", minimum=1
+        130.0, "a step beside running streams stays under this: it bounds the gap between tokens", minimum=1
     )
     kv_type_k: str | None = setting(
         None,
@@ -97,6 +97,15 @@ class ServerConfig:
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(8000, "port to listen on; 0: any free one", minimum=0, maximum=65535)
     api_key: str = setting("", "key that every route but /health and /ready asks for; empty: none", secret=True)
+    keys_file: str = setting("", "TOML file of API keys, each with its limits (`millpond keys new`); empty: none")
+    max_in_flight: int = setting(
+        0,
+        "requests that one API key (without keys: all clients) may have in flight; one more gets 429; 0: no limit",
+        minimum=0,
+    )
+    max_connections: int = setting(
+        1000, "open connections; on one more only /health and /ready answer, the rest gets 503", minimum=1
+    )
     model_name: str = setting("", "name shown in /v1/models; empty: that of MODEL")
     chat_template: str = setting("", "file with a Jinja chat template, instead of the model's own")
     tool_format: str = setting(
@@ -114,6 +123,9 @@ class ServerConfig:
     max_body_bytes: int = setting(32 * 1024 * 1024, "largest request body", minimum=1)
     drain_timeout: float = setting(30.0, "seconds that running requests get to finish after SIGTERM", minimum=0)
     client_timeout: float = setting(60.0, "seconds after which a client that takes no bytes is ended", minimum=0.1)
+    header_timeout: float = setting(
+        20.0, "seconds in which a request's head must arrive; then its connection is cut", minimum=0.1
+    )
     cors_origins: str = setting("*", "origins allowed by CORS, comma separated; empty: none")
     log_level: str = setting("info", "log level", choices=("debug", "info", "warning", "error"))
 

@@ -9,6 +9,7 @@ import asyncio
 import ctypes
 import logging
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("millpond")
 
 _PR_SET_PDEATHSIG = 1
+OTHER_OPEN_FILES = 128
+"""Descriptors of a server besides its connections, those to spare included."""
 _ENGINE_OOM_SCORE = 500
 """The kernel takes the engine before the server: the server brings it back and nothing is lost."""
 
@@ -45,10 +48,22 @@ _ENGINE_OOM_SCORE = 500
 def serve(config: Config, model: ResolvedModel) -> int:
     """`millpond serve`: returns when drained. Raises SetupError."""
     configure_logging(config.server.log_level)
+    _allow_open_files(config.server.max_connections)
     engine = engine_config(config.engine, model)
     runner = asyncio.Runner(loop_factory=_loop_factory())
     with runner:
         return runner.run(_serve(config, engine, model))
+
+
+def _allow_open_files(connections: int) -> None:
+    """Raises the soft limit so that each connection gets its descriptor, as far as the hard one lets."""
+    needed = connections + OTHER_OPEN_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        if allowed < needed:
+            logger.warning("only %d files may be open here: fewer connections than --max-connections fit", allowed)
 
 
 async def _serve(config: Config, engine: EngineConfig, model: ResolvedModel) -> int:
@@ -185,7 +200,7 @@ def _chat_template(path: str) -> str | None:
 
 
 def _compiled(source: str | None) -> str | None:
-    """The source itself, tried now: a template with an error must not wait for the first request. Raises ConfigError."""
+    """The source itself, tried at start and not by the first request. Raises ConfigError."""
     from millpond.text.chat_template import ChatTemplate, TemplateTokens
 
     if source:

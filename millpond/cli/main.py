@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from millpond import __version__
-from millpond.cli import bench, chat, doctor, generate, models, serve
+from millpond.cli import bench, chat, doctor, generate, keys, models, serve
 from millpond.cli.errors import one_line_errors
 from millpond.cli.options import with_settings
 from millpond.cli.sampling import with_sampling
@@ -44,6 +44,10 @@ def build_app() -> typer.Typer:
     benches.callback()(_no_work)
     benches.command("simulate")(one_line_errors(bench.simulate))
     app.add_typer(benches, name="bench", rich_help_panel="Manage")
+    key_commands = typer.Typer(help="Make API keys.", no_args_is_help=True)
+    key_commands.callback()(_no_work)
+    key_commands.command("new")(one_line_errors(keys.new))
+    app.add_typer(key_commands, name="keys", rich_help_panel="Manage")
     app.command("version", rich_help_panel="Manage")(version)
     return app
 

@@ -19,6 +19,8 @@ from millpond.server.auth import Authenticator
 from millpond.server.context import PING_INTERVAL, ServerContext
 from millpond.server.edge import Edge
 from millpond.server.errors import error_response, http_error, wire_error
+from millpond.server.keys import configured_keys
+from millpond.server.limits import InFlight
 from millpond.server.openapi import install_openapi
 from millpond.server.routes.chat import chat_router
 from millpond.server.routes.completions import completions_router
@@ -42,7 +44,10 @@ def create_app(
     new_id: Callable[[], str] = _new_id,
     ping_interval: float = PING_INTERVAL,
 ) -> FastAPI:
-    """`clock` is wall time in seconds; `new_id` gives 8 or more unguessable characters. See context_of for the rest."""
+    """`clock` is wall time in seconds; `new_id` gives 8 or more unguessable characters. See context_of for the rest.
+
+    Raises ConfigError for a keys file that cannot be used.
+    """
     context = ServerContext(engine, config, queue, model_name, clock, new_id, int(clock()), ping_interval)
     app = FastAPI(title="Millpond", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.context = context
@@ -51,7 +56,8 @@ def create_app(
     app.add_exception_handler(MillpondError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(ClientLeft, _answer_nobody)
-    app.add_middleware(Edge, authenticator=Authenticator(config.api_key), new_id=new_id)
+    keys = Authenticator(configured_keys(config.api_key, config.keys_file))
+    app.add_middleware(Edge, authenticator=keys, in_flight=InFlight(config.max_in_flight), new_id=new_id)
     origins = [origin.strip() for origin in config.cors_origins.split(",") if origin.strip()]
     if origins:
         app.add_middleware(

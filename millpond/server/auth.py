@@ -1,29 +1,30 @@
-"""Who is asking: one API key, compared in constant time. Knows headers; not routes, not what the key opens."""
+"""Who is asking: the API key of a request, compared in constant time. Knows headers; no route, no limit."""
 
 from __future__ import annotations
 
-import hashlib
 import hmac
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-KEY_NAME = "default"
-"""Name of the one configured key; names, never keys, go into prefix-cache namespaces."""
+from millpond.server.keys import ANONYMOUS, ApiKey, digest_of
 
 
 class Authenticator:
-    """Without a key configured everyone passes, under the name ""."""
+    """Without a key configured everyone passes, as ANONYMOUS."""
 
-    def __init__(self, api_key: str) -> None:
-        self._digest = hashlib.sha256(api_key.encode()).digest() if api_key else None
+    def __init__(self, keys: Sequence[ApiKey]) -> None:
+        self._keys = tuple(keys)
 
-    def authenticate(self, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-        """Name of the key that was sent ("" where none is needed), or None: refuse."""
-        if self._digest is None:
-            return ""
+    def authenticate(self, headers: Iterable[tuple[bytes, bytes]]) -> ApiKey | None:
+        """The key that was sent, or None: refuse. Every configured key is compared, wherever one matches."""
+        if not self._keys:
+            return ANONYMOUS
+        found: ApiKey | None = None
         for sent in _sent_keys(headers):
-            if hmac.compare_digest(hashlib.sha256(sent).digest(), self._digest):
-                return KEY_NAME
-        return None
+            digest = digest_of(sent)
+            for key in self._keys:
+                if hmac.compare_digest(digest, key.sha256):
+                    found = key
+        return found
 
 
 def _sent_keys(headers: Iterable[tuple[bytes, bytes]]) -> Iterable[bytes]:

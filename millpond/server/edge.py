@@ -1,18 +1,22 @@
-"""The outermost ring of the app: request ids, the API key, and the last catch of what we did not foresee.
+"""The outermost ring of the app: request ids, API keys and their limits, the last catch of what we did not foresee.
 
 Knows ASGI and errors; no route. Two of the places where `except Exception` is allowed are here and in streaming.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from millpond.errors import NotReady, QueueFull
 from millpond.server.auth import Authenticator
-from millpond.server.errors import error_response, internal_error, unauthorized
+from millpond.server.errors import error_response, internal_error, unauthorized, wire_error
+from millpond.server.keys import ANONYMOUS
+from millpond.server.limits import InFlight
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -20,11 +24,14 @@ _log = logging.getLogger("millpond.server")
 
 
 class Edge:
-    """Puts `request_id` (the client's, or ours), `unique_id` and `key_name` into scope["state"]."""
+    """Puts `request_id` (the client's, or ours), `unique_id` and `key` into scope["state"]."""
 
-    def __init__(self, app: ASGIApp, authenticator: Authenticator, new_id: Callable[[], str]) -> None:
+    def __init__(
+        self, app: ASGIApp, authenticator: Authenticator, in_flight: InFlight, new_id: Callable[[], str]
+    ) -> None:
         self._app = app
         self._authenticator = authenticator
+        self._in_flight = in_flight
         self._new_id = new_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -43,18 +50,36 @@ class Edge:
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
             await send(message)
 
-        key_name = self._authenticator.authenticate(scope["headers"])
-        if key_name is None and scope["path"] not in OPEN_PATHS:
+        key = self._authenticator.authenticate(scope["headers"])
+        if key is None and scope["path"] not in OPEN_PATHS:
             await error_response(unauthorized())(scope, receive, tagged)
             return
         unique_id = f"{given}-{fresh[:8]}" if given else fresh
-        scope["state"] = scope.get("state", {}) | {"unique_id": unique_id, "key_name": key_name or ""}
+        scope["state"] = scope.get("state", {}) | {"unique_id": unique_id, "key": key or ANONYMOUS}
         try:
-            await self._app(scope, receive, tagged)
+            with self._in_flight.one(key) if key and scope["method"] == "POST" else contextlib.nullcontext():
+                await self._app(scope, receive, tagged)
+        except QueueFull as error:
+            await error_response(wire_error(error))(scope, receive, tagged)
         except Exception:
             _log.exception("request %s failed", request_id)
             if not started:
                 await error_response(internal_error())(scope, receive, tagged)
+
+
+class Crowded:
+    """In place of the app on a connection beyond the limit: health checks pass, all else is told to come back."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        response = error_response(wire_error(NotReady("too many connections are open", retry_after=1)))
+        response.headers["connection"] = "close"
+        await response(scope, receive, send)
 
 
 def _given_id(scope: Scope) -> str | None:

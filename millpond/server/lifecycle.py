@@ -13,14 +13,17 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Generator
+from typing import cast
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn._types import ASGI3Application
 
 from millpond.config import ServerConfig
 from millpond.errors import ConfigError
 from millpond.server.app import context_of
-from millpond.server.protocol import protocol_class
+from millpond.server.edge import Crowded
+from millpond.server.protocol import ProtocolBounds, protocol_class
 from millpond.types import FinishReason
 
 SEND_BUFFER_BYTES = 256 * 1024
@@ -83,9 +86,12 @@ class Lifecycle:
         self._on_started = on_started
         self._drain = drain
         self._socket = bind(config.host, config.port)
+        bounds = ProtocolBounds(
+            config.client_timeout, config.header_timeout, config.max_connections, cast(ASGI3Application, Crowded(app))
+        )
         settings = uvicorn.Config(
             app,
-            http=protocol_class(config.client_timeout),
+            http=protocol_class(bounds),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -104,6 +110,11 @@ class Lifecycle:
     def url(self) -> str:
         host, port = self._socket.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    @property
+    def connections(self) -> int:
+        """Open ones, idle ones included."""
+        return len(self._server.server_state.connections)
 
     async def run(self) -> None:
         """Returns when everything is closed."""

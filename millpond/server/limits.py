@@ -1,13 +1,16 @@
-"""How much a client may send, and how slowly. Knows ASGI messages; not what is in a body."""
+"""How much a client may send, how slowly, and how much at once. Knows ASGI messages; not what is in a body."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import contextlib
+from collections import Counter
+from collections.abc import Generator, Iterable
 
 from starlette.types import Message, Receive
 
-from millpond.errors import CallerError, PayloadTooLarge
+from millpond.errors import CallerError, PayloadTooLarge, QueueFull
+from millpond.server.keys import ApiKey
 
 MAX_HEAD_BYTES = 64 * 1024
 """Request line and headers together."""
@@ -23,6 +26,30 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 4096
 MAX_NAME_LENGTH = 512
 """cache_salt and prompt_cache_key, in characters."""
+
+
+SPARE_CONNECTIONS = 32
+"""Beyond --max-connections: for health checks, and to say why to those who are too many."""
+
+
+class InFlight:
+    """Requests under way by key. `default` is for keys without a limit of their own; 0: no limit."""
+
+    def __init__(self, default: int) -> None:
+        self._default = default
+        self._counts: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def one(self, key: ApiKey) -> Generator[None]:
+        """Counts one for the length of the block. Raises QueueFull where that is one too many."""
+        limit = self._default if key.max_in_flight is None else key.max_in_flight
+        if limit and self._counts[key.name] >= limit:
+            raise QueueFull(f"this API key has {limit} requests in flight, its limit", retry_after=1)
+        self._counts[key.name] += 1
+        try:
+            yield
+        finally:
+            self._counts[key.name] -= 1
 
 
 async def read_body(

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP/1 protocol with our bounds: heads, pipelines, readers that stop reading, JSON for malformed requests.
+"""uvicorn's HTTP/1 protocol with our bounds: connections, heads, pipelines, idle readers, JSON for malformed requests.
 
 Knows one connection; no app. Overrides only methods that uvicorn calls on its protocol.
 """
@@ -6,22 +6,34 @@ Knows one connection; no app. Overrides only methods that uvicorn calls on its p
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import cast
 
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from millpond.server.errors import WireError, error_body
-from millpond.server.limits import MAX_DISCARDED_BYTES, MAX_HEAD_BYTES, MAX_PIPELINED
+from millpond.server.limits import MAX_DISCARDED_BYTES, MAX_HEAD_BYTES, MAX_PIPELINED, SPARE_CONNECTIONS
 
 WRITE_HIGH_WATER = 64 * 1024
 """Bytes kept for a client that does not read, besides the kernel's; then its answer waits."""
 
 
-class BoundedProtocol(HttpToolsProtocol):
-    """`client_timeout` (seconds) comes from protocol_class()."""
+@dataclass(frozen=True, slots=True)
+class ProtocolBounds:
+    """Seconds and counts of one server."""
 
-    client_timeout = 60.0
+    client_timeout: float
+    header_timeout: float
+    max_connections: int
+    crowded: ASGI3Application
+    """The app of connections beyond the limit."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """`bounds` comes from protocol_class()."""
+
+    bounds: ProtocolBounds
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -33,7 +45,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unread = 0
         self._running: RequestResponseCycle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
-        self._head_timer: asyncio.TimerHandle | None = self.loop.call_later(self.client_timeout, self._head_late)
+        self._head_timer: asyncio.TimerHandle | None = self._head_must_come()
+        if len(self.connections) > self.bounds.max_connections + SPARE_CONNECTIONS:
+            transport.abort()
+        elif len(self.connections) > self.bounds.max_connections:
+            self.app = self.bounds.crowded
+
+    def _head_must_come(self) -> asyncio.TimerHandle:
+        return self.loop.call_later(self.bounds.header_timeout, self._head_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in (self._write_timer, self._head_timer):
@@ -65,7 +84,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = True
         self._head_bytes = 0
         if self._head_timer is None:
-            self._head_timer = self.loop.call_later(self.client_timeout, self._head_late)
+            self._head_timer = self._head_must_come()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -119,7 +138,7 @@ class BoundedProtocol(HttpToolsProtocol):
         )
         self.transport.write_eof()
         if self._head_timer is None:
-            self._head_timer = self.loop.call_later(self.client_timeout, self._head_late)
+            self._head_timer = self._head_must_come()
 
     def _head_late(self) -> None:
         self._head_timer = None
@@ -129,7 +148,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unwatch_writes()
         self._unread = self.transport.get_write_buffer_size()
         if self._unread:
-            self._write_timer = self.loop.call_later(self.client_timeout, self._check_writes)
+            self._write_timer = self.loop.call_later(self.bounds.client_timeout, self._check_writes)
 
     def _unwatch_writes(self) -> None:
         if self._write_timer is not None:
@@ -146,10 +165,6 @@ class BoundedProtocol(HttpToolsProtocol):
             self._watch_writes()
 
 
-def protocol_class(client_timeout: float) -> type[BoundedProtocol]:
-    """The protocol with a server's own setting; uvicorn takes a class, not an instance."""
-    return cast(type[BoundedProtocol], type("Protocol", (BoundedProtocol,), _attributes(client_timeout)))
-
-
-def _attributes(client_timeout: float) -> dict[str, Any]:
-    return {"client_timeout": client_timeout}
+def protocol_class(bounds: ProtocolBounds) -> type[BoundedProtocol]:
+    """The protocol with a server's own settings; uvicorn takes a class, not an instance."""
+    return cast(type[BoundedProtocol], type("Protocol", (BoundedProtocol,), {"bounds": bounds}))

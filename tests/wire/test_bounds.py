@@ -60,7 +60,7 @@ async def test_a_client_that_leaves_while_sending_its_body_is_no_request():
 
 
 async def test_a_head_that_never_ends_is_cut():
-    async with running(client_timeout=0.05) as server:
+    async with running(header_timeout=0.05) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n")
         with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):

@@ -11,6 +11,7 @@ import msgspec
 from millpond.async_llm import PromptInput, RequestOptions
 from millpond.errors import InvalidParameter, UnknownModel
 from millpond.sampling_params import SamplingParams
+from millpond.server.keys import ApiKey
 from millpond.server.limits import MAX_OUTPUTS
 from millpond.server.schemas.generation import GenerationFields
 from millpond.types import RequestId
@@ -24,8 +25,8 @@ class Caller:
     """What the server knows of a request besides its body."""
 
     request_id: str
-    key_name: str
-    """Name of the authenticated key; "" without one."""
+    key: ApiKey
+    """The authenticated one; ANONYMOUS without."""
     default_timeout: float
     """Seconds; 0: none. A client may ask for less, not for more."""
     served_model: str
@@ -74,8 +75,8 @@ def _options(fields: GenerationFields, caller: Caller, n: int, place: int | None
         request_id=RequestId(caller.request_id + suffix),
         n=n,
         stop=[fields.stop] if isinstance(fields.stop, str) else tuple(fields.stop or ()),
-        priority=fields.priority or 0,
-        namespace=namespace(caller.key_name, fields.cache_salt, fields.prompt_cache_key),
+        priority=caller.key.priority(fields.priority),
+        namespace=namespace(caller.key.namespace, fields.cache_salt, fields.prompt_cache_key),
         timeout=_timeout(fields.timeout, caller.default_timeout),
     )
 
@@ -86,9 +87,9 @@ def _timeout(asked: float | None, default: float) -> float | None:
     return min(asked, default) if default > 0 else asked
 
 
-def namespace(key_name: str, cache_salt: str | None, prompt_cache_key: str | None) -> str:
+def namespace(of_key: str, cache_salt: str | None, prompt_cache_key: str | None) -> str:
     """Two callers share prefixes only if all three are equal; JSON keeps the parts apart. "" when all are empty."""
-    parts = [key_name, cache_salt or "", prompt_cache_key or ""]
+    parts = [of_key, cache_salt or "", prompt_cache_key or ""]
     return msgspec.json.encode(parts).decode() if any(parts) else ""
 
 

@@ -40,7 +40,7 @@ def caller_of(request: Request, context: ServerContext, prefix: str) -> Caller:
     state: dict[str, Any] = request.scope["state"]
     return Caller(
         request_id=f"{prefix}-{state['unique_id']}",
-        key_name=state["key_name"],
+        key=state["key"],
         default_timeout=context.queue.request_timeout,
         served_model=context.model_name,
         strip_billing_line=context.config.strip_billing_line,
