@@ -23,6 +23,8 @@ from millpond.sampling_params import SamplingParams
 from millpond.types import RequestId, TokenId
 
 SHORTEST = 20
+LATER = 10_000
+"""Steps after which all that came before has ended."""
 CASES = ("together", "turns", "requeued", "priority", "cached")
 
 
@@ -41,9 +43,10 @@ class CaseResult:
 def exact_requests(
     seed: int, count: int, vocabulary: list[TokenId], *, longest: int, output: tuple[int, int]
 ) -> list[Request]:
-    """Prompts of SHORTEST to `longest` tokens, both ends among them; every second one is sampled at 0.8."""
+    """Prompts of SHORTEST to `longest` tokens, both ends and all magnitudes; every second one is sampled at 0.8."""
     rng = random.Random(seed)
-    lengths = [SHORTEST, longest, *(rng.randint(SHORTEST, longest) for _ in range(count - 2))][:count]
+    between = [int(SHORTEST * (longest / SHORTEST) ** rng.random()) for _ in range(count - 2)]
+    lengths = [SHORTEST, longest, *between][:count]
     rng.shuffle(lengths)
     requests: list[Request] = []
     for number, length in enumerate(lengths):
@@ -76,29 +79,33 @@ def run_case(
     """`config` is exact and qualified; the runtime's slots are empty before and after."""
     rng = random.Random(f"{name} {seed}")
     few = max(2, len(requests) // 3)
+    shortest = min(request.max_tokens for request in requests)
     uneven = replace(config, max_step_ms=rng.choice([30.0, 80.0, 200.0, 1000.0]))
     arrivals = [Arrival(rng.randint(0, 12), request) for request in requests]
     match name:
         case "together":
             uneven = replace(uneven, max_running=len(requests), prefix_cache=False)
         case "turns":
-            uneven = replace(uneven, max_running=few, quantum=rng.randint(4, 9))
+            uneven = replace(uneven, max_running=few, quantum=rng.randint(4, 9), always_save=True)
         case "requeued":
-            uneven = replace(uneven, max_running=few, quantum=rng.randint(6, 11), spill_ram=0, prefix_cache=False)
+            uneven = replace(
+                uneven, max_running=few, quantum=max(4, shortest - rng.randint(1, 4)), spill_ram=0, prefix_cache=False
+            )
         case "priority":
-            uneven = replace(uneven, max_running=few)
+            uneven = replace(uneven, max_running=few, always_save=True)
             arrivals = [
                 Arrival(arrival.step + 3 * place, replace(arrival.request, priority=place))
                 for place, arrival in enumerate(arrivals)
             ]
         case "cached":
             uneven = replace(uneven, max_running=few)
-            again = [Arrival(10_000, replace(request, request_id=RequestId("again"))) for request in requests]
-            arrivals += again
+            requests, solo = requests[::2], solo[::2]
+            later = [Arrival(LATER, replace(request, request_id=RequestId("again"))) for request in requests]
+            arrivals, solo = [*arrivals[::2], *later], [*solo, *solo]
         case _:
             raise InternalError(f"no case is named {name}")
     run = run_core(build_core(runtime, uneven, uneven_clock(seed)), arrivals)
-    return _result(name, run, [*solo, *solo] if name == "cached" else solo)
+    return _result(name, run, solo)
 
 
 def _result(name: str, run: CoreRun, expected: list[Outcome]) -> CaseResult:
