@@ -39,11 +39,11 @@ Section = Callable[[Bench, RunningServer, OutputBook], None]
 
 
 def four_times_600(prompts: PromptSource) -> list[Job]:
-    return [Job(tuple(prompts.ids(20)), OUTPUT) for _ in range(4)]
+    return [Job(tuple(prompts.prose(20)), OUTPUT) for _ in range(4)]
 
 
 def sixteen_mixed(prompts: PromptSource) -> list[Job]:
-    return [Job(tuple(prompts.ids(prompt)), output) for _ in range(4) for prompt, output in MIXED_SIZES]
+    return [Job(tuple(prompts.prose(prompt)), output) for _ in range(4) for prompt, output in MIXED_SIZES]
 
 
 def load_measure(jobs_of: Callable[[PromptSource], list[Job]], label: str, book: OutputBook) -> Measure:
