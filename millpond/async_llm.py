@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from millpond.engine_client.client import EngineClient
 from millpond.engine_client.token_log import TokenLog
-from millpond.errors import EngineFailed, InvalidParameter, NotReady
+from millpond.errors import EngineFailed, InvalidParameter, MillpondError, NotReady
 from millpond.outputs import EngineInfo, SequenceUsage, StepStats, TokenLogprobs
 from millpond.request import Request
 from millpond.sampling_params import SamplingParams
@@ -21,7 +21,7 @@ from millpond.text.input_processor import InputProcessor
 from millpond.text.inputs import ChatInput, PromptInput, TextInput, TokenInput
 from millpond.text.output_processor import HiddenTokens, OutputProcessor, TextDelta
 from millpond.text.stop import StopStrings
-from millpond.types import FinishReason, RequestId, SequenceId, TokenId
+from millpond.types import FinishReason, RequestId, TokenId
 
 __all__ = [
     "AsyncLLM",
@@ -192,6 +192,13 @@ class AsyncLLM:
 
         Raises CallerError, CapacityError or InternalError; then nothing was accepted.
         """
+        try:
+            return await self._accepted(prompt, params, options)
+        except MillpondError as error:
+            self._client.note_refused(error)
+            raise
+
+    async def _accepted(self, prompt: PromptInput, params: SamplingParams, options: RequestOptions) -> RequestStream:
         timeout = self._timeout if options.timeout is None else options.timeout
         info = await self._client.wait_info(timeout)
         self._client.check_room(options.n)
@@ -312,9 +319,9 @@ class RequestStream:
             self._client.end(reader.log.sequence_id, reason)
 
     def __del__(self) -> None:
-        alive = [reader.log.sequence_id for reader in self._readers if reader.log.finish is None]
-        if alive and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(_end_all, self._client, alive)
+        if self._readers and not self._loop.is_closed():
+            left = [(reader.log, reader.tokens_read) for reader in self._readers]
+            self._loop.call_soon_threadsafe(_give_up, self._client, left)
 
     def _collect(self) -> None:
         ended = False
@@ -342,6 +349,11 @@ class _OutputReader:
         self._read = 0
         self.log = log
         self.is_done = False
+
+    @property
+    def tokens_read(self) -> int:
+        """Output tokens that were handed out."""
+        return self._read
 
     def take(self) -> OutputDelta | None:
         """What is new since the last call."""
@@ -384,10 +396,13 @@ class _OutputReader:
         assert event is not None
         processor = self._processor
         stop = processor.stop
+        reason = event.reason if stop is None else FinishReason.STOP
+        tokens = event.output_length if stop is None else stop.output_length
+        self._client.note_delivered(self.log, tokens, reason)
         return Finish(
-            event.reason if stop is None else FinishReason.STOP,
+            reason,
             event.usage,
-            event.output_length if stop is None else stop.output_length,
+            tokens,
             event.message if stop is None else "",
             stop_string=None if stop is None else stop.stop,
             reasoning_tokens=processor.reasoning_tokens,
@@ -406,6 +421,7 @@ def output_seed(seed: int, index: int) -> int:
     return int.from_bytes(digest, "little")
 
 
-def _end_all(client: EngineClient, sequence_ids: Sequence[SequenceId]) -> None:
-    for sequence_id in sequence_ids:
-        client.end(sequence_id, FinishReason.CANCELLED)
+def _give_up(client: EngineClient, left: Sequence[tuple[TokenLog, int]]) -> None:
+    for log, tokens_read in left:
+        client.end(log.sequence_id, FinishReason.CANCELLED)
+        client.note_delivered(log, tokens_read, None)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from millpond.config import EngineConfig, QueueConfig
 from millpond.engine_client.admission import UNKNOWN_RETRY_AFTER, Backlog, QueueLimits, predicted_wait
 from millpond.engine_client.logbook import LogBook
+from millpond.engine_client.observer import NullObserver, Observer
 from millpond.engine_client.supervisor import (
     FAILED_MESSAGE,
     EngineCommand,
@@ -20,7 +21,7 @@ from millpond.engine_client.supervisor import (
     SupervisorTiming,
 )
 from millpond.engine_client.token_log import TokenLog
-from millpond.errors import EngineFailed, NeverFits, NotReady, QueueFull
+from millpond.errors import CallerError, EngineFailed, MillpondError, NeverFits, NotReady, QueueFull
 from millpond.outputs import EngineInfo, StepStats
 from millpond.request import Request
 from millpond.types import FinishReason, SequenceId, TokenId
@@ -38,13 +39,17 @@ class EngineClient:
         clock: Callable[[], float],
         command: EngineCommand | None = None,
         timing: SupervisorTiming | None = None,
+        observer: Observer | None = None,
     ) -> None:
         """`clock` is the machine's monotonic clock, in seconds. `timing` defaults to the queue's stall timeout."""
+        self._observer = observer or NullObserver()
         self._clock = clock
         self._timing = timing or SupervisorTiming(stall_timeout=queue.stall_timeout)
         self._limits = QueueLimits(queue.queue_requests, queue.queue_tokens, engine.max_running)
-        self._book = LogBook(eog_ids, clock)
-        self._supervisor = Supervisor(self._book, engine, command or EngineCommand(), self._timing, clock)
+        self._book = LogBook(eog_ids, clock, self._observer)
+        self._supervisor = Supervisor(
+            self._book, engine, command or EngineCommand(), self._timing, clock, self._observer
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self._draining = False
         self._waiting_for_info = 0
@@ -162,6 +167,14 @@ class EngineClient:
         """Ends a sequence at `length` output tokens (None: all it has); see LogBook.end."""
         self._book.end(sequence_id, reason, length)
 
+    def note_refused(self, error: MillpondError) -> None:
+        """A request ended with this error before it was accepted."""
+        self._observer.on_refused(refusal_kind(error))
+
+    def note_delivered(self, log: TokenLog, tokens: int, reason: FinishReason | None) -> None:
+        """A stream is over for its client: what it got of `log`, and the end it was told (None: it gave up)."""
+        self._observer.on_delivered(log, tokens, reason)
+
     async def drain(self, timeout: float) -> None:
         """Accepts nothing more; returns when every log has ended, those left after `timeout` seconds by SHUTDOWN."""
         self._draining = True
@@ -210,3 +223,12 @@ class EngineClient:
         for request in requests:
             if len(request.prompt_ids) + 1 > cells:
                 raise NeverFits(len(request.prompt_ids) + 1, cells)
+
+
+def refusal_kind(error: MillpondError) -> str:
+    """A short name for counting: the error's code, or what capacity was missing."""
+    if isinstance(error, CallerError):
+        return error.code
+    if isinstance(error, QueueFull):
+        return "queue_full"
+    return "not_ready" if isinstance(error, NotReady) else "engine_failed"

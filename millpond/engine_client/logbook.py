@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 
 from millpond.engine.messages import AbortSequence, AddRequest, Command, StepFrame
 from millpond.engine_client.admission import Backlog, ServiceRates
+from millpond.engine_client.observer import NullObserver, Observer
 from millpond.engine_client.poison import Quarantine
 from millpond.engine_client.token_log import Append, TokenLog
 from millpond.outputs import FinishEvent, StepStats
@@ -28,7 +29,10 @@ _MESSAGES = {
 class LogBook:
     """Live logs by sequence id, in order of acceptance."""
 
-    def __init__(self, eog_ids: frozenset[TokenId], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, eog_ids: frozenset[TokenId], clock: Callable[[], float], observer: Observer | None = None
+    ) -> None:
+        self._observer = observer or NullObserver()
         self._eog_ids = eog_ids
         self._clock = clock
         self._live: dict[SequenceId, TokenLog] = {}
@@ -57,6 +61,7 @@ class LogBook:
         log = TokenLog(SequenceId(self._next_id), request)
         self._next_id += 1
         self._live[log.sequence_id] = log
+        self._observer.on_accepted(log)
         self._give_due()
         return log
 
@@ -107,6 +112,7 @@ class LogBook:
             log = live.get(status.sequence_id)
             if log is not None:
                 log.note_status(status.status, now)
+        self._observer.on_frame(frame, now)
         for finish in frame.finished:
             log = live.get(finish.sequence_id)
             if log is not None and log.closing is None and finish.output_length != len(log.ids):
@@ -211,6 +217,7 @@ class LogBook:
             self.losses += 1
         if log.finish.reason in (FinishReason.STOP, FinishReason.LENGTH):
             self.rates.record_output_length(len(log.ids))
+        self._observer.on_finished(log, now)
         if was_on_trial:
             self._give_due()
         self._tell_if_empty()

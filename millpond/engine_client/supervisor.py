@@ -37,6 +37,7 @@ from millpond.engine.messages import (
 )
 from millpond.engine_client.channel import CHANNEL_CLOSED, EngineChannel, open_channel
 from millpond.engine_client.logbook import LogBook, step_seconds
+from millpond.engine_client.observer import NullObserver, Observer
 from millpond.outputs import EngineInfo
 from millpond.types import EngineEpoch, FinishReason, SequenceId
 
@@ -97,7 +98,9 @@ class Supervisor:
         command: EngineCommand,
         timing: SupervisorTiming,
         clock: Callable[[], float],
+        observer: Observer | None = None,
     ) -> None:
+        self._observer = observer or NullObserver()
         self._book = book
         self._config = config
         self._command = command
@@ -158,6 +161,7 @@ class Supervisor:
                 self.give_up(cause)
                 return
             self._set_state(EngineState.RESTARTING, f"restarting the engine: {cause}")
+            self._observer.on_restart(self._epoch, cause)
         self._set_state(EngineState.STOPPED, "stopped")
 
     def request_stop(self) -> None:

@@ -34,6 +34,7 @@ class TokenLog:
         "_paused_at",
         "_resumed_at_length",
         "closing",
+        "cut_tokens",
         "finish",
         "first_token_at",
         "ids",
@@ -54,6 +55,8 @@ class TokenLog:
         self.finish: FinishEvent | None = None
         self.closing: FinishReason | None = None
         """The server ended the output; no token is taken any more, the engine's last word on usage is awaited."""
+        self.cut_tokens = 0
+        """Committed tokens that the server's end took back: those behind a stop string."""
         self.started_at: float | None = None
         self.first_token_at: float | None = None
         self.parked_seconds = 0.0
@@ -67,6 +70,11 @@ class TokenLog:
     def is_waiting(self) -> bool:
         """Accepted, and nothing has run for it yet."""
         return self.started_at is None and self.finish is None
+
+    @property
+    def is_parked(self) -> bool:
+        """It had begun, and waits to go on: preempted, or its engine died."""
+        return self._paused_at is not None and self.finish is None
 
     def append(self, event: TokenEvent, now: float) -> Append:
         """Commits the token if it is the next one; wakes the readers."""
@@ -106,6 +114,7 @@ class TokenLog:
     def close(self, reason: FinishReason, length: int) -> None:
         """Cuts the output to `length` tokens and takes no more; `set_finish` follows."""
         self.closing = reason
+        self.cut_tokens = len(self.ids) - length
         del self.ids[length:]
         del self.logprobs[length:]
 
