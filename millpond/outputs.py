@@ -64,6 +64,44 @@ class StatusEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTotals:
+    """Sums since the engine process started: each one only grows, and starts at 0 again with the next engine."""
+
+    steps: int = 0
+    rows: int = 0
+    prefill_rows: int = 0
+    schedule_ms: float = 0.0
+    move_ms: float = 0.0
+    """All KV operations, saves and restores among them."""
+    decode_ms: float = 0.0
+    sample_ms: float = 0.0
+    save_ms: float = 0.0
+    restore_ms: float = 0.0
+    saved_tokens: int = 0
+    saved_bytes: int = 0
+    restored_tokens: int = 0
+    restored_bytes: int = 0
+    failed_moves: int = 0
+    """Copies and restores that failed: their sequences computed again."""
+    decode_failures: int = 0
+    parked_to_grow: int = 0
+    """Preemptions because a running stream needed a cell,"""
+    parked_to_prefill: int = 0
+    """because a prompt's chunk or a restore needed cells,"""
+    parked_exhausted: int = 0
+    """because the runtime found no cell where the ledger had one,"""
+    parked_for_turn: int = 0
+    """and because a waiting one had priority or its turn came."""
+    resident_hit_tokens: int = 0
+    """Prompt tokens shared from cells,"""
+    stored_hit_tokens: int = 0
+    """and brought back from saved state, when a sequence first ran."""
+    resumes: int = 0
+    recomputed_tokens: int = 0
+    evicted_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StepStats:
     """One step. Milliseconds, cells and sequences; taken after the step."""
 
@@ -89,6 +127,7 @@ class StepStats:
     restored_bytes: int = 0
     recomputed_tokens: int = 0
     evicted_tokens: int = 0
+    totals: StepTotals | None = None
 
 
 @dataclass(frozen=True, slots=True)

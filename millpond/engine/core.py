@@ -92,4 +92,5 @@ class EngineCore:
         stats = self.scheduler.stats(ran, moved, (scheduled - began) * 1e3)
         statuses = [*plan.statuses, *outcome.statuses]
         progressed = bool(plan.ops or rows or finished or statuses)
+        self.scheduler.meter.schedule_ms += (scheduled - began) * 1e3
         return StepResult(outcome.tokens, finished, statuses, stats, progressed)

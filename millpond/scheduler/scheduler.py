@@ -23,6 +23,7 @@ from millpond.request import Request, finish_reason_of
 from millpond.scheduler import policy
 from millpond.scheduler.budget import MoveCost, StepBudget, StepCost, StepWork
 from millpond.scheduler.output import (
+from millpond.scheduler.meter import StepMeter
     OpResults,
     RunnerOutput,
     ScheduledRows,
@@ -96,6 +97,7 @@ class Scheduler:
         self._work = StepWork(0, 0)
         self._prefill_rows = 0
         self.cost = StepCost()
+        self.meter = StepMeter()
         self.save_cost = MoveCost()
         self.restore_cost = MoveCost()
         self.steps = 0
@@ -169,6 +171,7 @@ class Scheduler:
                 self._endings_for_lack(growing)
                 return
         for sequence in growing:
+            self.meter.parked_to_grow += 1
             self._plan_rows(sequence, 1)
             budget.take(1, sequence.num_tokens)
 
@@ -292,6 +295,7 @@ class Scheduler:
             return False
         self._park(victim, now)
         if victim.request.priority == waiter.request.priority:
+        self.meter.parked_for_turn += 1
             victim.yielded = True
             victim.order = self._arrivals
             self._arrivals += 1
@@ -336,7 +340,7 @@ class Scheduler:
                 self._park_piece(residue)
         self._manager.open(sequence.handle, match)
         sequence.num_computed_tokens = 0
-        sequence.advance(match.resident, cached=True)
+        self.meter.resident_hit_tokens += sequence.advance_cached(match.resident)
 
     def _run(self, sequence: Sequence, now: float) -> None:
         if sequence.handle.slot is None:
@@ -376,13 +380,18 @@ class Scheduler:
         while rows > 0 and not self._try_obtain(rows, keep=sequence):
             if self._manager.free_cells > 0:
                 rows = min(rows, self._manager.free_cells)
-            elif not self._park_one(now) or sequence.status is not SequenceStatus.RUNNING:
+            elif not self._try_park_for_chunk(now) or sequence.status is not SequenceStatus.RUNNING:
                 return
         if rows > 0:
             self._plan_rows(sequence, rows)
             budget.take_chunk(rows, sequence.num_computed_tokens + rows // 2)
 
     def _plan_rows(self, sequence: Sequence, rows: int) -> None:
+    def _try_park_for_chunk(self, now: float) -> bool:
+        parked = self._park_one(now)
+        self.meter.parked_to_prefill += parked
+        return parked
+
         slot = sequence.handle.slot
         assert slot is not None
         start = sequence.num_computed_tokens
@@ -397,6 +406,7 @@ class Scheduler:
         """Moves counters by what really happened; every accepted sequence gets exactly one FinishEvent in the end."""
         self._statuses = []
         self._manager.acknowledge(ops.saved, ops.lost)
+        self.meter.count(runner, ops, self._work.rows, self._prefill_rows)
         self.save_cost.observe(ops.saved_tokens, ops.save_ms)
         self.restore_cost.observe(ops.restored_tokens, ops.restore_ms)
         self._settle_restores(ops.failed_slots)
@@ -417,7 +427,7 @@ class Scheduler:
         for sequence_id, tokens in self._restores.items():
             sequence = self._sequences[sequence_id]
             if sequence.handle.slot not in failed:
-                sequence.advance(tokens, cached=True)
+                self.meter.stored_hit_tokens += sequence.advance_cached(tokens)
                 self._manager.commit(sequence.handle)
 
     def _settle_rows(self, runner: RunnerOutput, failed: frozenset[SlotId], now: float) -> list[TokenEvent]:
@@ -469,7 +479,7 @@ class Scheduler:
         if exhausted:
             self._rows = {}
             self._manager.clear_idle()
-            self._park_one(now)
+            self.meter.parked_exhausted += self._park_one(now)
 
     def _forget(self, sequence: Sequence, length: int) -> None:
         if sequence.handle.slot is None:
@@ -551,3 +561,8 @@ class Scheduler:
             if sequence.handle.slot is not None:
                 assert self._manager.length(sequence.handle) == sequence.num_computed_tokens
         self._manager.check()
+            totals=self.meter.totals(
+                resumes=self.resumes,
+                recomputed_tokens=self.recomputed_tokens,
+                evicted_tokens=self._manager.evicted_tokens,
+            ),

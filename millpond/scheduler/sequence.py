@@ -94,6 +94,12 @@ class Sequence:
             self.num_cached_tokens += max(0, reached - self.high_water)
         self.high_water = max(self.high_water, self.num_computed_tokens)
 
+    def advance_cached(self, tokens: int) -> int:
+        """As `advance`; returns the prompt tokens that count as cached by it."""
+        before = self.num_cached_tokens
+        self.advance(tokens, cached=True)
+        return self.num_cached_tokens - before
+
     def append(self, token_id: TokenId, now: float) -> None:
         if self.first_token is None:
             self.first_token = now
