@@ -117,6 +117,11 @@ class KVCacheManager:
 
     # -- changes ---------------------------------------------------------------------------------------------------
 
+    @property
+    def has_ops(self) -> bool:
+        """Something waits to be performed, if only the save of what just ended."""
+        return bool(self._ops)
+
     def take_ops(self) -> list[KVOp]:
         ops, self._ops = self._ops, []
         return ops
@@ -260,6 +265,19 @@ class KVCacheManager:
         self._saving.clear()
         for key in lost:
             self.stored.remove(key)
+
+    def plan_flush(self, pieces: int) -> bool:
+        """Plans saves of at most `pieces` spans that idle prefixes hold and the store has not: the prefix used last
+        first, each from its head. True when there is more to do."""
+        for slot, handle in reversed(self._idle.items()):
+            for key in self.layout.spans(handle.history, self._index.length(slot)):
+                if key in self.stored or key in self._saving:
+                    continue
+                if pieces == 0:
+                    return True
+                self._save(slot, key, SpanKind.PREFIX)
+                pieces -= 1
+        return False
 
     def clear_idle(self) -> None:
         for slot in list(self._idle):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from millpond.kvcache.history import TokenHistory
-from millpond.kvcache.payload import PAGE_TOKENS
+from millpond.kvcache.payload import PAGE_TOKENS, SpanKey
 from millpond.kvcache.stored import StoredIndex, StoredMatch
 
 
@@ -30,6 +30,10 @@ class SpanLayout(Protocol):
         """Where the last span of a sequence of this length begins."""
         ...
 
+    def spans(self, history: TokenHistory, length: int) -> list[SpanKey]:
+        """All spans of the first `length` tokens, from the head."""
+        ...
+
     def border(self, length: int) -> int:
         """The longest part of a resident prefix that a stored span can continue."""
         ...
@@ -41,6 +45,10 @@ class SpanLayout(Protocol):
 
 class PagedSpans:
     keeps_residents = True
+
+    def spans(self, history: TokenHistory, length: int) -> list[SpanKey]:
+        return [history.key(start, min(start + PAGE_TOKENS, length)) for start in range(0, length, PAGE_TOKENS)]
+
     needs_checkpoints = False
 
     def last_start(self, length: int) -> int:
@@ -60,6 +68,9 @@ class WholeSpans:
     can_cut: bool
     """The model can trim a restored sequence: a prefix of a saved one is usable too."""
     keeps_residents: bool = False
+
+    def spans(self, history: TokenHistory, length: int) -> list[SpanKey]:
+        return [history.key(0, length)] if length else []
 
     @property
     def needs_checkpoints(self) -> bool:

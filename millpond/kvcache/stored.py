@@ -1,11 +1,13 @@
 """Which spans of KV state the spill store has, and which of them a history could use next. PURE: an index, no bytes.
 
 A page hangs under the digest of the tokens before it; at a page border the child with the longest common part is the
-best to restore, and is cut to that part. A key alone (from a disk scan) is found by an exact match.
+best to restore, and is cut to that part. Children are sorted, so that one is next to where the history would stand. A
+key alone (from a disk scan) and a span too short to be cut are found by an exact match.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass
 
@@ -30,6 +32,11 @@ class StoredMatch:
 class _Page:
     parent: bytes
     tokens: tuple[TokenId, ...]
+    key: SpanKey
+
+
+def _tokens_of(page: _Page) -> tuple[TokenId, ...]:
+    return page.tokens
 
 
 class StoredIndex:
@@ -37,9 +44,11 @@ class StoredIndex:
 
     def __init__(self) -> None:
         self._pages: dict[SpanKey, _Page | None] = {}
-        self._children: dict[bytes, dict[SpanKey, _Page]] = {}
+        """None: to be matched exactly."""
+        self._children: dict[bytes, list[_Page]] = {}
+        """By parent, sorted by tokens."""
         self._ends: dict[int, Counter[int]] = {}
-        """By start: where spans end. A key that was only seen on disk is found by trying these."""
+        """By start: where the spans end that are matched exactly. One is found by trying these."""
         self._pins: Counter[SpanKey] = Counter()
 
     def __len__(self) -> int:
@@ -50,27 +59,31 @@ class StoredIndex:
 
     def add(self, key: SpanKey, history: TokenHistory | None = None) -> None:
         """`history` (any that the key was made from) also makes partial matches possible."""
-        if key not in self._pages:
-            self._ends.setdefault(key.start, Counter())[key.end] += 1
-        if history is None:
-            self._pages.setdefault(key, None)
+        if history is None or key.end - key.start < MIN_PARTIAL_TOKENS:
+            if key not in self._pages:
+                self._pages[key] = None
+                self._ends.setdefault(key.start, Counter())[key.end] += 1
             return
-        page = _Page(history.digest_at(key.start), tuple(history.token_ids[key.start : key.end]))
+        if self._pages.get(key) is not None:
+            return
+        self.remove(key)
+        page = _Page(history.digest_at(key.start), tuple(history.token_ids[key.start : key.end]), key)
         self._pages[key] = page
-        self._children.setdefault(page.parent, {})[key] = page
+        siblings = self._children.setdefault(page.parent, [])
+        siblings.insert(bisect_left(siblings, page.tokens, key=_tokens_of), page)
 
     def remove(self, key: SpanKey) -> None:
         if key not in self._pages:
             return
         page = self._pages.pop(key)
-        ends = self._ends[key.start]
-        ends[key.end] -= 1
-        if not ends[key.end]:
-            del ends[key.end]
         if page is None:
+            ends = self._ends[key.start]
+            ends[key.end] -= 1
+            if not ends[key.end]:
+                del ends[key.end]
             return
         siblings = self._children[page.parent]
-        del siblings[key]
+        del siblings[bisect_left(siblings, page.tokens, key=_tokens_of)]
         if not siblings:
             del self._children[page.parent]
 
@@ -89,18 +102,18 @@ class StoredIndex:
         """Best span that continues [0, start), cut at limit. `start` must be a page border. Read-only."""
         if limit <= start:
             return None
-        best = self._exact(history, start, limit)
-        if best is not None and best.end == start + PAGE_TOKENS:
-            return best
-        return self._longer(best, self._common(history, start, limit))
+        end = start + PAGE_TOKENS
+        if end <= limit and (key := history.key(start, end)) in self._pages:
+            return StoredMatch(key, end)
+        return self._longer(self._exact(history, start, limit), self._common(history, start, limit))
 
     def match_whole(self, history: TokenHistory, limit: int, *, can_cut: bool) -> StoredMatch | None:
         """Longest span from 0 that is a prefix of the history, or where it can be cut, shares a prefix with it."""
-        best = self._exact(history, 0, limit)
-        return self._longer(best, self._common(history, 0, limit)) if can_cut else best
+        best = self._longer(self._exact(history, 0, limit), self._common(history, 0, limit))
+        return best if can_cut or best is None or best.end == best.key.end else None
 
     def _exact(self, history: TokenHistory, start: int, limit: int) -> StoredMatch | None:
-        """The longest span from `start` whose every token the history has."""
+        """The longest of those matched exactly whose every token the history has."""
         for end in sorted(self._ends.get(start, ()), reverse=True):
             if end <= limit and (key := history.key(start, end)) in self._pages:
                 return StoredMatch(key, end)
@@ -108,11 +121,15 @@ class StoredIndex:
 
     def _common(self, history: TokenHistory, start: int, limit: int) -> StoredMatch | None:
         """The span that shares the longest head with the history from `start` on; it will be cut."""
+        siblings = self._children.get(history.digest_at(start), ())
+        if not siblings:
+            return None
+        place = bisect_left(siblings, tuple(history.token_ids[start:limit]), key=_tokens_of)
         best: StoredMatch | None = None
-        for key, page in self._children.get(history.digest_at(start), {}).items():
+        for page in siblings[max(0, place - 1) : place + 1]:
             common = common_length(page.tokens, history.token_ids, start, limit)
             if common >= MIN_PARTIAL_TOKENS and (best is None or start + common > best.end):
-                best = StoredMatch(key, start + common)
+                best = StoredMatch(page.key, start + common)
         return best
 
     @staticmethod

@@ -17,13 +17,14 @@ from enum import Enum
 from millpond.kvcache.checkpoints import checkpoint_lengths
 from millpond.kvcache.history import TokenHistory
 from millpond.kvcache.manager import CacheHandle, KVCacheManager, PrefixMatch
+from millpond.kvcache.ops import KVOp
 from millpond.kvcache.payload import StateIdentity
 from millpond.outputs import FinishEvent, StatusEvent, StepStats, TokenEvent
 from millpond.request import Request, finish_reason_of
 from millpond.scheduler import policy
 from millpond.scheduler.budget import MoveCost, StepBudget, StepCost, StepWork
-from millpond.scheduler.output import (
 from millpond.scheduler.meter import StepMeter
+from millpond.scheduler.output import (
     OpResults,
     RunnerOutput,
     ScheduledRows,
@@ -96,8 +97,8 @@ class Scheduler:
         self._statuses: list[StatusEvent] = []
         self._work = StepWork(0, 0)
         self._prefill_rows = 0
-        self.cost = StepCost()
         self.meter = StepMeter()
+        self.cost = StepCost()
         self.save_cost = MoveCost()
         self.restore_cost = MoveCost()
         self.steps = 0
@@ -136,7 +137,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._sequences) or self._housekeeping
+        return bool(self._sequences) or self._housekeeping or self._manager.has_ops
 
     # -- plan ------------------------------------------------------------------------------------------------------
 
@@ -170,8 +171,8 @@ class Scheduler:
             if not self._park_one(now):
                 self._endings_for_lack(growing)
                 return
-        for sequence in growing:
             self.meter.parked_to_grow += 1
+        for sequence in growing:
             self._plan_rows(sequence, 1)
             budget.take(1, sequence.num_tokens)
 
@@ -294,8 +295,8 @@ class Scheduler:
         if victim is None or victim.id in self._restores:
             return False
         self._park(victim, now)
-        if victim.request.priority == waiter.request.priority:
         self.meter.parked_for_turn += 1
+        if victim.request.priority == waiter.request.priority:
             victim.yielded = True
             victim.order = self._arrivals
             self._arrivals += 1
@@ -386,12 +387,12 @@ class Scheduler:
             self._plan_rows(sequence, rows)
             budget.take_chunk(rows, sequence.num_computed_tokens + rows // 2)
 
-    def _plan_rows(self, sequence: Sequence, rows: int) -> None:
     def _try_park_for_chunk(self, now: float) -> bool:
         parked = self._park_one(now)
         self.meter.parked_to_prefill += parked
         return parked
 
+    def _plan_rows(self, sequence: Sequence, rows: int) -> None:
         slot = sequence.handle.slot
         assert slot is not None
         start = sequence.num_computed_tokens
@@ -405,8 +406,8 @@ class Scheduler:
     def update(self, runner: RunnerOutput, ops: OpResults, now: float) -> StepOutcome:
         """Moves counters by what really happened; every accepted sequence gets exactly one FinishEvent in the end."""
         self._statuses = []
-        self._manager.acknowledge(ops.saved, ops.lost)
         self.meter.count(runner, ops, self._work.rows, self._prefill_rows)
+        self._manager.acknowledge(ops.saved, ops.lost)
         self.save_cost.observe(ops.saved_tokens, ops.save_ms)
         self.restore_cost.observe(ops.restored_tokens, ops.restore_ms)
         self._settle_restores(ops.failed_slots)
@@ -527,6 +528,21 @@ class Scheduler:
         self._manager.close(sequence.handle, keep=self._config.share_prefixes)
         return FinishEvent(sequence.id, sequence.num_output_tokens, ending.reason, sequence.usage(now), ending.message)
 
+    def close(self, now: float) -> list[KVOp]:
+        """Ends everything, with SHUTDOWN; only plan_flush() may follow."""
+        for sequence_id in self._sequences:
+            self.end(sequence_id, FinishReason.SHUTDOWN)
+        self._apply_endings(now)
+        return self._manager.take_ops()
+
+    def plan_flush(self, pieces: int) -> tuple[list[KVOp], bool]:
+        """Saves of idle prefixes that the store has not, the hottest first; and whether there are more."""
+        more = self._saves_pay() and self._manager.plan_flush(pieces)
+        return self._manager.take_ops(), more
+
+    def settle_flush(self, results: OpResults) -> None:
+        self._manager.acknowledge(results.saved, results.lost)
+
     # -- figures ---------------------------------------------------------------------------------------------------
 
     def stats(self, runner: RunnerOutput, ops: OpResults, schedule_ms: float) -> StepStats:
@@ -551,6 +567,11 @@ class Scheduler:
             restored_bytes=ops.restored_bytes,
             recomputed_tokens=self.recomputed_tokens,
             evicted_tokens=self._manager.evicted_tokens,
+            totals=self.meter.totals(
+                resumes=self.resumes,
+                recomputed_tokens=self.recomputed_tokens,
+                evicted_tokens=self._manager.evicted_tokens,
+            ),
         )
 
     def check(self) -> None:
@@ -561,8 +582,3 @@ class Scheduler:
             if sequence.handle.slot is not None:
                 assert self._manager.length(sequence.handle) == sequence.num_computed_tokens
         self._manager.check()
-            totals=self.meter.totals(
-                resumes=self.resumes,
-                recomputed_tokens=self.recomputed_tokens,
-                evicted_tokens=self._manager.evicted_tokens,
-            ),
