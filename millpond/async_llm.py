@@ -181,8 +181,9 @@ class AsyncLLM:
         """Refuses new requests, waits for the accepted ones; those left after `timeout` seconds end with SHUTDOWN."""
         await self._client.drain(timeout)
 
-    async def close(self) -> None:
-        await self._client.stop()
+    async def close(self, flush_seconds: float = 0.0) -> None:
+        """`flush_seconds`: what the engine may take to write prefixes to its disk tier."""
+        await self._client.stop(flush_seconds)
         if self._warm_up is not None:
             await asyncio.wait([self._warm_up])
         self._worker.shutdown(wait=False, cancel_futures=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from millpond.engine.flush import flush_prefixes
 from millpond.engine.kv_executor import KVExecutor
 from millpond.engine.model_runner import ModelRunner
 from millpond.errors import CallerError
@@ -70,6 +71,17 @@ class EngineCore:
 
     def end(self, sequence_id: SequenceId, reason: FinishReason) -> None:
         self.scheduler.end(sequence_id, reason)
+
+    def shutdown(self, flush_seconds: float) -> None:
+        """Ends every sequence. What prefixes hold goes to the disk tier, if there is one, the hottest first and for at
+        most so long. No step may follow."""
+        ends = self._clock() + flush_seconds
+        keeps = self._executor.begin_flush()
+        ops = self.scheduler.close(self._clock())
+        if keeps and flush_seconds > 0.0:
+            self._executor.apply(ops)
+            flush_prefixes(self.scheduler, self._executor, ends, self._clock)
+        self._executor.close(max(0.0, ends - self._clock()))
 
     def step(
         self,

@@ -58,6 +58,21 @@ class KVExecutor:
             ms=(self._clock() - began) * 1e3,
         )
 
+    def begin_flush(self) -> bool:
+        """The process will end: saves go only where they outlive it. False: nothing does."""
+        return self._store.begin_settling()
+
+    def flush_stored(self, entries: int) -> tuple[int, bool]:
+        """Moves saved spans to where they outlive the process. (How many moved, more to do.)"""
+        return self._store.settle(entries)
+
+    def wait_written(self, seconds: float) -> bool:
+        """False: not all is written after so long."""
+        return self._store.flush(seconds)
+
+    def close(self, seconds: float) -> None:
+        self._store.close(seconds)
+
     def _perform(self, op: KVOp, tally: _Tally) -> None:
         match op:
             case Save():

@@ -54,7 +54,9 @@ class Acknowledge(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """Leave the loop, free the model, exit 0."""
+    """Leave the loop, write prefixes worth keeping to the disk tier for at most so long, exit 0."""
+
+    flush_seconds: float = 0.0
 
 
 Command: TypeAlias = Load | AddRequest | AbortSequence | Acknowledge | Stop

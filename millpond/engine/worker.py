@@ -103,7 +103,7 @@ class Worker:
         self._frame = 0
         self._acknowledged = 0
         self._announced: list[SequenceId] = []
-        self._stopped = False
+        self._stop: Stop | None = None
         self._early: list[Command] = []
 
     def run(self) -> int:
@@ -142,14 +142,15 @@ class Worker:
     def _loop(self, core: EngineCore) -> None:
         self._obey(core, self._early)
         idle = 0.0
-        while not self._stopped:
+        while self._stop is None:
             behind = self._frame - self._acknowledged >= MAX_UNACKNOWLEDGED_FRAMES
             timeout = None if behind or not core.has_work else idle
             self._obey(core, self._channel.receive(timeout))
-            if self._stopped or behind or not core.has_work:
+            if self._stop is not None or behind or not core.has_work:
                 continue
             result = self._step(core)
             idle = 0.0 if result.progressed else IDLE_WAIT_SECONDS
+        core.shutdown(self._stop.flush_seconds)
 
     def _step(self, core: EngineCore) -> StepResult:
         try:
@@ -183,7 +184,7 @@ class Worker:
                 case Acknowledge():
                     self._acknowledged = command.frame
                 case Stop():
-                    self._stopped = True
+                    self._stop = command
                 case Load():
                     logger.error("a second Load was ignored")
 

@@ -186,15 +186,16 @@ class EngineClient:
         except TimeoutError:
             self._book.finish_all(FinishReason.SHUTDOWN)
 
-    async def stop(self) -> None:
-        """Ends what is left by SHUTDOWN and the engine process with it. Safe to call twice."""
+    async def stop(self, flush_seconds: float = 0.0) -> None:
+        """Ends what is left by SHUTDOWN and the engine process with it, which may first take `flush_seconds` to write
+        prefixes to its disk tier. Safe to call twice."""
         self._draining = True
         self._book.finish_all(FinishReason.SHUTDOWN)
         if not self._tasks:
             return
         life, tick = self._tasks
-        self._supervisor.request_stop()
-        await asyncio.wait([life], timeout=self._timing.stop_grace)
+        self._supervisor.request_stop(flush_seconds)
+        await asyncio.wait([life], timeout=self._timing.stop_grace + flush_seconds)
         self._supervisor.kill("the server is stopping")
         await asyncio.wait([life])
         tick.cancel()

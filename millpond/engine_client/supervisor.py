@@ -164,7 +164,7 @@ class Supervisor:
             self._observer.on_restart(self._epoch, cause)
         self._set_state(EngineState.STOPPED, "stopped")
 
-    def request_stop(self) -> None:
+    def request_stop(self, flush_seconds: float = 0.0) -> None:
         """Tells the engine to leave, and `run` to return when it has; `kill` is for one that does not.
 
         One that loads hears nothing and has nothing to save: it is killed.
@@ -173,7 +173,7 @@ class Supervisor:
         if self.state is not EngineState.READY:
             self._die("the server is stopping")
         elif self._channel is not None:
-            self._channel.send(Stop())
+            self._channel.send(Stop(flush_seconds))
 
     def kill(self, cause: str) -> None:
         """Ends the current engine process, if any, as if it had died."""

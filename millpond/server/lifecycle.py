@@ -116,8 +116,8 @@ class Lifecycle:
         """Open ones, idle ones included."""
         return len(self._server.server_state.connections)
 
-    async def run(self) -> None:
-        """Returns when everything is closed."""
+    async def run(self) -> bool:
+        """Returns when everything is closed; False if connections had to be cut for that."""
         try:
             await self._server.serve(sockets=[self._socket])
         finally:
@@ -125,6 +125,7 @@ class Lifecycle:
                 timer.cancel()
             self._socket.close()
         await self._end_tasks()
+        return not self._server.force_exit
 
     def stop(self) -> None:
         if self._stopping:
@@ -179,15 +180,16 @@ def bind(host: str, port: int) -> socket.socket:
 
 async def serve_app(
     app: FastAPI, config: ServerConfig, on_started: Callable[[str], None], drain: Callable[[], None]
-) -> None:
+) -> bool:
     """Serves until SIGTERM or SIGINT and the drain after it. `on_started` gets the URL, `drain` is called once when
     draining begins: the engine should then refuse new work.
 
-    Prints `listening on URL`. Raises ConfigError when host or port cannot be had.
+    Prints `listening on URL`. False: connections were cut, by a second signal or after the deadline.
+    Raises ConfigError when host or port cannot be had.
     """
     lifecycle = Lifecycle(app, config, _printing(on_started), drain)
     with _signals(lifecycle.stop):
-        await lifecycle.run()
+        return await lifecycle.run()
 
 
 def _printing(on_started: Callable[[str], None]) -> Callable[[str], None]:

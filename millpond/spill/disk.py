@@ -109,6 +109,14 @@ class DiskTier:
         with self._lock:
             return self._used()
 
+    @property
+    def overhead_bytes(self) -> int:
+        return self._header_bytes
+
+    @property
+    def is_durable(self) -> bool:
+        return True
+
     def __contains__(self, key: SpanKey) -> bool:
         with self._lock:
             return key in self._index

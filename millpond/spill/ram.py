@@ -44,6 +44,14 @@ class RamTier:
     def used_bytes(self) -> int:
         return self._index.used_bytes
 
+    @property
+    def overhead_bytes(self) -> int:
+        return ENTRY_OVERHEAD_BYTES
+
+    @property
+    def is_durable(self) -> bool:
+        return False
+
     def __contains__(self, key: SpanKey) -> bool:
         return key in self._index
 

@@ -51,6 +51,10 @@ class SpillStore:
 
     def __init__(self, tiers: Sequence[Tier]) -> None:
         self._tiers = tuple(tiers)
+        self._open_tiers = self._tiers
+        """Those that take new state."""
+        self._settle_budget: int | None = None
+        self._unsettled: list[SpanKey] = []
         self._lost: dict[SpanKey, None] = {}
         self._puts = 0
         self._gets = 0
@@ -68,7 +72,7 @@ class SpillStore:
 
     def can_take(self, n_bytes: int, kind: SpanKind) -> bool:
         """Whether one `put` of n_bytes would be taken now. Changes nothing."""
-        return any(tier.can_take(n_bytes, kind) for tier in self._tiers)
+        return self._may_settle(n_bytes) and any(tier.can_take(n_bytes, kind) for tier in self._open_tiers)
 
     def put(self, key: SpanKey, kind: SpanKind, data: bytes) -> bool:
         """Stores the bytes by reference in the fastest tier that takes them. False: none does, the caller recomputes.
@@ -80,7 +84,8 @@ class SpillStore:
         holder = self._holder(key)
         if holder is not None:
             return holder.put(key, kind, data) is PutResult.STORED
-        if self._place(0, key, kind, data):
+        if self._may_settle(len(data)) and self._place(0, key, kind, data):
+            self._count_settled(len(data))
             return True
         self._refused += 1
         return False
@@ -121,6 +126,35 @@ class SpillStore:
             dropped=self._dropped,
         )
 
+    def begin_settling(self) -> bool:
+        """The process will end: from now on state goes only where it outlives that. False: no tier is such a place.
+
+        As much as one durable tier may hold is taken, so that what comes first (the hottest) is not evicted again.
+        """
+        self._open_tiers = tuple(tier for tier in self._tiers if tier.is_durable)
+        self._settle_budget = max((tier.budget_bytes for tier in self._open_tiers), default=0)
+        self._unsettled = [key for tier in self._tiers if not tier.is_durable for key in tier.held_keys()]
+        return bool(self._open_tiers)
+
+    def settle(self, entries: int) -> tuple[int, bool]:
+        """Moves at most so many entries of the other tiers, most recently used first. (How many moved, more to do).
+
+        None moved and more to do: no room, or too much waits to be written (see `flush`).
+        """
+        moved = 0
+        while self._unsettled and moved < entries:
+            key = self._unsettled[-1]
+            holder = self._holder(key)
+            data = None if holder is None or holder.is_durable else holder.get(key)
+            if holder is not None and data is not None:
+                if not self._may_settle(len(data)) or not self._place(0, key, SpanKind.PREFIX, data):
+                    break
+                self._count_settled(len(data))
+                holder.discard(key)
+                moved += 1
+            self._unsettled.pop()
+        return moved, bool(self._unsettled)
+
     def flush(self, deadline_seconds: float) -> bool:
         """Waits until every tier has written what it took. False: a tier did not, within the deadline."""
         return all([tier.flush(deadline_seconds) for tier in self._tiers])
@@ -129,22 +163,32 @@ class SpillStore:
         for tier in self._tiers:
             tier.close(deadline_seconds)
 
+    def _may_settle(self, n_bytes: int) -> bool:
+        return self._settle_budget is None or self._settled_size(n_bytes) <= self._settle_budget
+
+    def _count_settled(self, n_bytes: int) -> None:
+        if self._settle_budget is not None:
+            self._settle_budget -= self._settled_size(n_bytes)
+
+    def _settled_size(self, n_bytes: int) -> int:
+        return n_bytes + max((tier.overhead_bytes for tier in self._open_tiers), default=0)
+
     def _holder(self, key: SpanKey) -> Tier | None:
         return next((tier for tier in self._tiers if key in tier), None)
 
     def _place(self, first: int, key: SpanKey, kind: SpanKind, data: bytes) -> bool:
-        for position in range(first, len(self._tiers)):
-            tier = self._tiers[position]
+        for position in range(first, len(self._open_tiers)):
+            tier = self._open_tiers[position]
             if not tier.can_take(len(data), kind):
                 continue
-            if position + 1 < len(self._tiers):
+            if position + 1 < len(self._open_tiers):
                 self._demote(position, len(data))
             if tier.put(key, kind, data) is PutResult.STORED:
                 return True
         return False
 
     def _demote(self, position: int, n_bytes: int) -> None:
-        for key, data in self._tiers[position].take_evictable(n_bytes):
+        for key, data in self._open_tiers[position].take_evictable(n_bytes):
             if self._place(position + 1, key, SpanKind.PREFIX, data):
                 self._demoted += 1
             else:

@@ -47,6 +47,15 @@ class Tier(Protocol):
     def budget_bytes(self) -> int: ...
     @property
     def used_bytes(self) -> int: ...
+    @property
+    def overhead_bytes(self) -> int:
+        """Counted against the budget for each entry, beside its payload."""
+        ...
+
+    @property
+    def is_durable(self) -> bool:
+        """What it holds outlives the process."""
+        ...
 
     def can_take(self, n_bytes: int, kind: SpanKind) -> bool:
         """Whether `put` of n_bytes would store now. Changes nothing."""

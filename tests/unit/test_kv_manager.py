@@ -160,7 +160,9 @@ def test_saved_pages_continue_a_resident_prefix() -> None:
     saved = [op.key for op in manager.take_ops() if isinstance(op, Save)]
     manager.acknowledge(saved, [])
     match = manager.match(history(list(range(400))), 399)
-    assert match.resident < 399 and match.resident % PAGE_TOKENS == 0 and match.total == 384, "a tail of 15 tokens is not worth a move"
+    assert match.resident < 399 and match.resident % PAGE_TOKENS == 0 and match.total == 384, (
+        "a tail of 15 tokens is not worth a move"
+    )
 
 
 def test_growth_beyond_the_pool_is_an_error_of_the_caller() -> None:
@@ -169,3 +171,39 @@ def test_growth_beyond_the_pool_is_an_error_of_the_caller() -> None:
     manager.open(handle, manager.match(handle.history, 0))
     with pytest.raises(AssertionError):
         manager.grow(handle, 101)
+
+
+def test_a_flush_saves_the_prefix_used_last_first_each_from_its_head() -> None:
+    manager = make_manager()
+    older, newer = (filled(manager, [base] * 300) for base in (1, 2))
+    manager.close(older, keep=True)
+    manager.close(newer, keep=True)
+    running = filled(manager, [3] * 100)
+    manager.take_ops()
+    planned: list[Save] = []
+    more = True
+    while more:
+        more = manager.plan_flush(2)
+        ops = manager.take_ops()
+        assert all(isinstance(op, Save) and op.kind is SpanKind.PREFIX for op in ops) and len(ops) <= 2
+        planned += [op for op in ops if isinstance(op, Save)]
+        manager.acknowledge([op.key for op in ops if isinstance(op, Save)], [])
+    borders = [0, PAGE_TOKENS, 2 * PAGE_TOKENS]
+    assert [(op.slot, op.key.start) for op in planned] == [
+        *((newer.slot, start) for start in borders),
+        *((older.slot, start) for start in borders),
+    ]
+    assert planned[-1].key.end == 300
+    assert not manager.plan_flush(2) and manager.take_ops() == []
+    assert running.slot is not None
+
+
+def test_a_flush_that_is_refused_stays_to_be_done() -> None:
+    manager = make_manager()
+    manager.close(filled(manager, [1] * 300), keep=True)
+    manager.take_ops()
+    assert manager.plan_flush(1)
+    first = manager.take_ops()
+    manager.acknowledge([], [])
+    assert manager.plan_flush(1)
+    assert manager.take_ops() == first

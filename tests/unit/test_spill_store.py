@@ -197,3 +197,49 @@ def test_a_slower_ram_tier_may_stand_below_a_disk(tmp_path: Path) -> None:
     assert store.get(key_of(1)) == block(1)
     assert store.take_lost() == []
     store.close(WAIT)
+
+
+def settled(store: SpillStore) -> list[int]:
+    """How many entries each call moved, until there is nothing to do or nothing moves."""
+    moves: list[int] = []
+    while True:
+        moved, more = store.settle(2)
+        moves.append(moved)
+        if not more or not moved:
+            return moves
+
+
+def test_what_ram_held_is_found_on_disk_by_the_next_process(tmp_path: Path) -> None:
+    store = SpillStore([RamTier(10_000), open_disk(tmp_path)])
+    for number in range(5):
+        assert store.put(key_of(number), SpanKind.PREFIX, bytes([number]) * 100)
+    assert store.begin_settling()
+    assert store.put(key_of(9), SpanKind.PREFIX, b"late" * 25)
+    assert settled(store) == [2, 2, 1]
+    assert store.flush(5.0)
+    store.close(5.0)
+    later = SpillStore([open_disk(tmp_path, instance="server-2")])
+    assert {key_of(number) for number in (0, 1, 2, 3, 4, 9)} == set(later.held_keys())
+    assert later.get(key_of(3)) == bytes([3]) * 100
+    later.close()
+
+
+def test_the_last_used_is_settled_first_and_is_not_evicted_by_older_ones(tmp_path: Path) -> None:
+    room = 2 * (HEADER_BYTES + 100) + 50
+    store = SpillStore([RamTier(10_000), open_disk(tmp_path, room)])
+    for number in range(5):
+        assert store.put(key_of(number), SpanKind.PREFIX, bytes([number]) * 100)
+    assert store.get(key_of(1)) is not None
+    store.begin_settling()
+    settled(store)
+    store.close(5.0)
+    later = SpillStore([open_disk(tmp_path, room, instance="server-2")])
+    assert key_of(1) in later
+    later.close()
+
+
+def test_without_a_durable_tier_nothing_settles() -> None:
+    store = SpillStore([RamTier(10_000)])
+    assert store.put(key_of(0), SpanKind.PREFIX, b"x")
+    assert not store.begin_settling()
+    assert not store.put(key_of(1), SpanKind.PREFIX, b"x")

@@ -13,6 +13,7 @@ from fake_text_engine import FakeTextEngine
 from millpond.config import QueueConfig, ServerConfig
 from millpond.server.app import context_of, create_app
 from millpond.server.lifecycle import Lifecycle
+from millpond.server.routes.metrics import MetricsSource
 
 MODEL = "fake-model"
 
@@ -24,7 +25,7 @@ class RunningServer:
     engine: FakeTextEngine
     lifecycle: Lifecycle
     open_exchanges: Callable[[], int]
-    serving: asyncio.Future[None]
+    serving: asyncio.Future[bool]
     """Done when the server has closed everything."""
 
 
@@ -34,12 +35,17 @@ async def running(
     *,
     ping_interval: float = 10.0,
     drain: Callable[[], None] = lambda: None,
+    source: MetricsSource | None = None,
     **settings: Any,
 ) -> AsyncIterator[RunningServer]:
     """`settings` are fields of ServerConfig."""
     engine = engine or FakeTextEngine()
     config = replace(ServerConfig(port=0, drain_timeout=0.0), **settings)
-    app = create_app(engine, config, QueueConfig(), MODEL, lambda: 1_790_000_000.0, ping_interval=ping_interval)
+
+    def clock() -> float:
+        return 1_790_000_000.0
+
+    app = create_app(engine, config, QueueConfig(), MODEL, clock, ping_interval=ping_interval, metrics=source)
     started = asyncio.Event()
     lifecycle = Lifecycle(app, config, lambda url: started.set(), drain)
     serving = asyncio.ensure_future(lifecycle.run())

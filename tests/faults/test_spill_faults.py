@@ -1,0 +1,105 @@
+"""Saved state on disk under faults: full disks, damaged files, drains. Outputs are what an undisturbed run gives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_engine import all_ended, assert_undisturbed, engine, kill, request
+
+pytestmark = pytest.mark.faults
+
+LONG = tuple(3 + place * 7 % 60 for place in range(400))
+SPILL: dict[str, Any] = {"spill_ram": 0, "spill_disk": 64, "instance": "server-1"}
+
+
+async def run_once(folder: Path, *, flush_seconds: float = 5.0, fault_plan: str = "", **settings: Any) -> int:
+    """Cached tokens of one request over LONG, on a fresh engine that is then stopped in order."""
+    async with engine(fault_plan, flush_seconds=flush_seconds, spill_dir=str(folder), **SPILL | settings) as client:
+        logs = client.submit([request(1, 20, prompt=LONG)])
+        await all_ended(logs)
+        assert_undisturbed(logs[0])
+        assert (client.restarts, client.losses) == (0, 0)
+        assert logs[0].finish is not None
+        return logs[0].finish.usage.cached_tokens
+
+
+@pytest.mark.parametrize("ram", [0, 16])
+async def test_a_drain_writes_prefixes_that_the_next_server_finds(tmp_path: Path, ram: int):
+    assert await run_once(tmp_path, spill_ram=ram) == 0
+    assert await run_once(tmp_path, spill_ram=ram, instance="server-2") >= len(LONG) - 16
+
+
+async def test_a_drain_without_time_writes_nothing_and_says_nothing(tmp_path: Path):
+    await run_once(tmp_path, flush_seconds=0.0)
+    assert list(tmp_path.rglob("*.kv")) == []
+
+
+async def test_what_was_cold_and_in_ram_is_written_too(tmp_path: Path):
+    settings: dict[str, Any] = SPILL | {"spill_ram": 16, "cache_cells": 0}
+    async with engine(flush_seconds=5.0, spill_dir=str(tmp_path), **settings) as client:
+        logs = client.submit([request(1, 20, prompt=LONG)])
+        await all_ended(logs)
+        other = client.submit([request(2)])
+        await all_ended(other)
+    assert await run_once(tmp_path, instance="server-2") >= len(LONG) - 16
+
+
+def _cut(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def _flip(data: bytes) -> bytes:
+    return data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]
+
+
+@pytest.mark.parametrize(
+    "damage", [_cut, _flip, lambda data: b"", lambda data: b"\0" * len(data)], ids=["cut", "flip", "empty", "zeros"]
+)
+async def test_damaged_files_are_computed_again(tmp_path: Path, damage: Callable[[bytes], bytes]):
+    await run_once(tmp_path)
+    files = sorted((tmp_path / "prefix").glob("*.kv"))
+    assert len(files) >= 3
+    for file in files:
+        file.write_bytes(damage(file.read_bytes()))
+    assert await run_once(tmp_path, instance="server-2") == 0
+    assert await run_once(tmp_path, instance="server-3") >= 128, (
+        "the first page at least was found out and written again"
+    )
+
+
+@pytest.mark.parametrize(
+    "fault", ["save%2=enospc", "save%1=enospc", "restore%2=reject", "save%2=truncate", "restore%2=truncate"]
+)
+async def test_saves_and_restores_that_fail_under_pressure_cost_only_time(tmp_path: Path, fault: str):
+    async with engine(fault, kv_cells=512, spill_dir=str(tmp_path), **SPILL) as client:
+        logs = client.submit([request(number, 150) for number in range(5)])
+        await all_ended(logs)
+        for log in logs:
+            assert_undisturbed(log)
+        assert (client.restarts, client.losses) == (0, 0)
+
+
+async def test_a_killed_engine_finds_parked_state_on_disk(tmp_path: Path):
+    async with engine(kv_cells=512, spill_dir=str(tmp_path), **SPILL) as client:
+        logs = client.submit([request(number, 150) for number in range(5)])
+        while not any(log.preemptions for log in logs):
+            await asyncio.sleep(0.01)
+        await kill(client)
+        await all_ended(logs)
+        for log in logs:
+            assert_undisturbed(log)
+        assert (client.restarts, client.losses) == (1, 0)
+
+
+async def test_a_folder_that_cannot_be_written_is_as_none(tmp_path: Path):
+    blocked = tmp_path / "file"
+    blocked.write_text("no folder")
+    async with engine(kv_cells=512, spill_dir=str(blocked), **SPILL) as client:
+        logs = client.submit([request(number, 150) for number in range(5)])
+        await all_ended(logs)
+        for log in logs:
+            assert_undisturbed(log)
