@@ -128,6 +128,8 @@ class ServerConfig:
     )
     cors_origins: str = setting("*", "origins allowed by CORS, comma separated; empty: none")
     log_level: str = setting("info", "log level", choices=("debug", "info", "warning", "error"))
+    metrics: bool = setting(True, "count what happens, and answer GET /metrics")
+    metrics_compat: str = setting("none", "also export metrics under the names of", choices=("none", "vllm"))
 
 
 @dataclass(frozen=True, slots=True)

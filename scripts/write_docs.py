@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from millpond.cli.reference import configuration_page
+from millpond.telemetry.reference import metrics_page
 
-PAGES = {"docs/configuration.md": configuration_page}
+PAGES = {"docs/configuration.md": configuration_page, "docs/metrics.md": metrics_page}
 
 
 def main() -> None:

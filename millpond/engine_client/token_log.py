@@ -134,12 +134,16 @@ class TokenLog:
         for listener in self._listeners:
             listener()
 
+    def total_parked(self, now: float) -> float:
+        """Seconds between a pause and the next token or status that ended it, the open pause included."""
+        return self.parked_seconds + (now - self._paused_at if self._paused_at is not None else 0.0)
+
     def own_usage(self, now: float) -> SequenceUsage:
         """What the client alone can tell, for an end that no engine reports. Prompt reuse is not known here."""
         prompt_tokens = len(self.request.prompt_ids)
         started = self.started_at if self.started_at is not None else now
         first = self.first_token_at
-        parked = self.parked_seconds + (now - self._paused_at if self._paused_at is not None else 0.0)
+        parked = self.total_parked(now)
         decode = now - first - parked if first is not None else 0.0
         return SequenceUsage(
             prompt_tokens=prompt_tokens,

@@ -25,6 +25,7 @@ from millpond.server.openapi import install_openapi
 from millpond.server.routes.chat import chat_router
 from millpond.server.routes.completions import completions_router
 from millpond.server.routes.health import health_router
+from millpond.server.routes.metrics import MetricsSource, NoMetrics, metrics_router
 from millpond.server.routes.models import models_router
 from millpond.server.routes.requests import ClientLeft
 from millpond.server.routes.tokenize import tokenize_router
@@ -43,6 +44,7 @@ def create_app(
     *,
     new_id: Callable[[], str] = _new_id,
     ping_interval: float = PING_INTERVAL,
+    metrics: MetricsSource | None = None,
 ) -> FastAPI:
     """`clock` is wall time in seconds; `new_id` gives 8 or more unguessable characters. See context_of for the rest.
 
@@ -53,11 +55,19 @@ def create_app(
     app.state.context = context
     for make_router in (health_router, models_router, chat_router, completions_router, tokenize_router):
         app.include_router(make_router(context))
+    source = metrics or NoMetrics()
+    app.include_router(metrics_router(source))
     app.add_exception_handler(MillpondError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(ClientLeft, _answer_nobody)
     keys = Authenticator(configured_keys(config.api_key, config.keys_file))
-    app.add_middleware(Edge, authenticator=keys, in_flight=InFlight(config.max_in_flight), new_id=new_id)
+    app.add_middleware(
+        Edge,
+        authenticator=keys,
+        in_flight=InFlight(config.max_in_flight),
+        new_id=new_id,
+        on_status=source.count_response,
+    )
     origins = [origin.strip() for origin in config.cors_origins.split(",") if origin.strip()]
     if origins:
         app.add_middleware(

@@ -19,6 +19,8 @@ from millpond.server.keys import ANONYMOUS
 from millpond.server.limits import InFlight
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
+UNCOUNTED_PATHS = OPEN_PATHS | {"/metrics"}
+"""What is asked at fixed intervals: counters stand still while nobody else asks."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _log = logging.getLogger("millpond.server")
 
@@ -27,8 +29,15 @@ class Edge:
     """Puts `request_id` (the client's, or ours), `unique_id` and `key` into scope["state"]."""
 
     def __init__(
-        self, app: ASGIApp, authenticator: Authenticator, in_flight: InFlight, new_id: Callable[[], str]
+        self,
+        app: ASGIApp,
+        authenticator: Authenticator,
+        in_flight: InFlight,
+        new_id: Callable[[], str],
+        on_status: Callable[[int], None],
     ) -> None:
+        """`on_status` hears the status of every answer but those to probes and scrapes."""
+        self._on_status = on_status
         self._app = app
         self._authenticator = authenticator
         self._in_flight = in_flight
@@ -47,6 +56,8 @@ class Edge:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
+                if scope["path"] not in UNCOUNTED_PATHS:
+                    self._on_status(message["status"])
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
             await send(message)
 

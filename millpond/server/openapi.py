@@ -43,6 +43,13 @@ def operation(answer: str, *errors: int, body: str | None = None, readiness: boo
     return made
 
 
+def plain_operation(*errors: int) -> dict[str, Any]:
+    """`openapi_extra` of a route that answers with plain text."""
+    made = operation("Error", *errors)
+    made["responses"]["200"] = {"description": "the answer", "content": {"text/plain": {"schema": _STRING}}}
+    return made
+
+
 def install_openapi(app: FastAPI) -> None:
     """`app.openapi()` makes the document once, with our components in it."""
 
