@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -28,10 +28,12 @@ if TYPE_CHECKING:
     from millpond.async_llm import AsyncLLM
     from millpond.engine.core import EngineCore
     from millpond.engine.messages import Load
+    from millpond.engine_client.observer import Observer
     from millpond.engine_client.supervisor import EngineCommand
     from millpond.models import ResolvedModel
     from millpond.runtime.base import Runtime, Vocab
     from millpond.text.input_processor import InputProcessor
+    from millpond.watching import Watch
 
 logger = logging.getLogger("millpond")
 
@@ -45,14 +47,27 @@ _ENGINE_OOM_SCORE = 500
 # -- server process ----------------------------------------------------------------------------------------------------
 
 
-def serve(config: Config, model: ResolvedModel) -> int:
-    """`millpond serve`: returns when drained. Raises SetupError."""
+def serve(
+    config: Config, model: ResolvedModel, *, command: EngineCommand | None = None, vocab: Vocab | None = None
+) -> int:
+    """`millpond serve`: returns when drained. Tests bring an engine and its vocabulary. Raises SetupError."""
     configure_logging(config.server.log_level)
     _allow_open_files(config.server.max_connections)
     engine = engine_config(config.engine, model)
     runner = asyncio.Runner(loop_factory=_loop_factory())
-    with runner:
-        return runner.run(_serve(config, engine, model))
+    with runner, closing(watch_of(config, model)) as watch:
+
+        def build() -> AsyncLLM:
+            return build_async_llm(config, engine, model, command, vocab, watch.observer)
+
+        return runner.run(_serve(config, engine, model, build, watch))
+
+
+def watch_of(config: Config, model: ResolvedModel) -> Watch:
+    """Metrics and whatever else is to see what happens. Raises ConfigError."""
+    from millpond.watching import Watch
+
+    return Watch(config, config.server.model_name or model.name)
 
 
 def _allow_open_files(connections: int) -> None:
@@ -66,28 +81,35 @@ def _allow_open_files(connections: int) -> None:
             logger.warning("only %d files may be open here: fewer connections than --max-connections fit", allowed)
 
 
-async def _serve(config: Config, engine: EngineConfig, model: ResolvedModel) -> int:
+async def _serve(
+    config: Config, engine: EngineConfig, model: ResolvedModel, build: Callable[[], AsyncLLM], watch: Watch
+) -> int:
     from millpond.server.app import create_app
     from millpond.server.lifecycle import serve_app
 
     with _parked_files(engine):
-        llm = build_async_llm(config, engine, model)
+        llm = build()
         name = config.server.model_name or model.name
-        app = create_app(llm, config.server, config.queue, name, time.time)
+        metrics = watch.metrics_page(llm.client)
+        app = create_app(llm, config.server, config.queue, name, time.time, metrics=metrics)
         llm.start()
         announcing = asyncio.create_task(_announce(llm, engine))
-        draining: list[asyncio.Task[None]] = []
+        drains: list[tuple[float, asyncio.Task[None]]] = []
 
         def drain() -> None:
-            draining.append(asyncio.create_task(llm.drain(config.server.drain_timeout)))
+            task = asyncio.create_task(llm.drain(config.server.drain_timeout))
+            drains.append((time.monotonic() + config.server.drain_timeout, task))
 
+        flush_seconds = 0.0
         try:
-            await serve_app(app, config.server, lambda url: None, drain)
+            in_order = await serve_app(app, config.server, lambda url: None, drain)
+            if in_order and engine.spill_dir and drains:
+                flush_seconds = max(0.0, drains[0][0] - time.monotonic())
         finally:
             announcing.cancel()
-            for task in draining:
+            for _, task in drains:
                 task.cancel()
-            await llm.close()
+            await llm.close(flush_seconds)
     return 0
 
 
@@ -146,7 +168,12 @@ def _say(line: str) -> None:
 
 
 def build_async_llm(
-    config: Config, engine: EngineConfig, model: ResolvedModel, command: EngineCommand | None = None
+    config: Config,
+    engine: EngineConfig,
+    model: ResolvedModel,
+    command: EngineCommand | None = None,
+    vocab: Vocab | None = None,
+    observer: Observer | None = None,
 ) -> AsyncLLM:
     """Not started. Raises SetupError when the model's vocabulary cannot be loaded."""
     from millpond.async_llm import AsyncLLM, TextTools
@@ -154,9 +181,11 @@ def build_async_llm(
     from millpond.runtime.llamacpp.vocab import load_vocab
     from millpond.text.input_processor import InputProcessor, ToolSettings
 
-    vocab = load_vocab(model.path, os.environ)
+    vocab = vocab or load_vocab(model.path, os.environ)
     template = _chat_template(config.server.chat_template) or _compiled(vocab.chat_template)
-    client = EngineClient(engine, config.queue, eog_ids=vocab.eog_ids, clock=time.monotonic, command=command)
+    client = EngineClient(
+        engine, config.queue, eog_ids=vocab.eog_ids, clock=time.monotonic, command=command, observer=observer
+    )
     server = config.server
     reading = ToolSettings(server.tool_format, whole_calls=server.cut_tool_calls == "drop")
     tools = TextTools(
