@@ -39,6 +39,25 @@ def _tokens_of(page: _Page) -> tuple[TokenId, ...]:
     return page.tokens
 
 
+class _Ends:
+    """By start: where spans end, and how many end there."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, Counter[int]] = {}
+
+    def add(self, key: SpanKey) -> None:
+        self._counts.setdefault(key.start, Counter())[key.end] += 1
+
+    def remove(self, key: SpanKey) -> None:
+        ends = self._counts[key.start]
+        ends[key.end] -= 1
+        if not ends[key.end]:
+            del ends[key.end]
+
+    def longest_first(self, start: int) -> list[int]:
+        return sorted(self._counts.get(start, ()), reverse=True)
+
+
 class StoredIndex:
     """Spans known to be in the store, with pins of parked sequences."""
 
@@ -47,8 +66,10 @@ class StoredIndex:
         """None: to be matched exactly."""
         self._children: dict[bytes, list[_Page]] = {}
         """By parent, sorted by tokens."""
-        self._ends: dict[int, Counter[int]] = {}
-        """By start: where the spans end that are matched exactly. One is found by trying these."""
+        self._ends = _Ends()
+        """Of all spans."""
+        self._exact_ends = _Ends()
+        """Of the spans that are no children."""
         self._pins: Counter[SpanKey] = Counter()
 
     def __len__(self) -> int:
@@ -62,11 +83,13 @@ class StoredIndex:
         if history is None or key.end - key.start < MIN_PARTIAL_TOKENS:
             if key not in self._pages:
                 self._pages[key] = None
-                self._ends.setdefault(key.start, Counter())[key.end] += 1
+                self._ends.add(key)
+                self._exact_ends.add(key)
             return
         if self._pages.get(key) is not None:
             return
         self.remove(key)
+        self._ends.add(key)
         page = _Page(history.digest_at(key.start), tuple(history.token_ids[key.start : key.end]), key)
         self._pages[key] = page
         siblings = self._children.setdefault(page.parent, [])
@@ -76,11 +99,9 @@ class StoredIndex:
         if key not in self._pages:
             return
         page = self._pages.pop(key)
+        self._ends.remove(key)
         if page is None:
-            ends = self._ends[key.start]
-            ends[key.end] -= 1
-            if not ends[key.end]:
-                del ends[key.end]
+            self._exact_ends.remove(key)
             return
         siblings = self._children[page.parent]
         del siblings[bisect_left(siblings, page.tokens, key=_tokens_of)]
@@ -105,16 +126,17 @@ class StoredIndex:
         end = start + PAGE_TOKENS
         if end <= limit and (key := history.key(start, end)) in self._pages:
             return StoredMatch(key, end)
-        return self._longer(self._exact(history, start, limit), self._common(history, start, limit))
+        return self._longer(self._exact(history, start, limit, self._exact_ends), self._common(history, start, limit))
 
     def match_whole(self, history: TokenHistory, limit: int, *, can_cut: bool) -> StoredMatch | None:
         """Longest span from 0 that is a prefix of the history, or where it can be cut, shares a prefix with it."""
-        best = self._longer(self._exact(history, 0, limit), self._common(history, 0, limit))
-        return best if can_cut or best is None or best.end == best.key.end else None
+        if not can_cut:
+            return self._exact(history, 0, limit, self._ends)
+        return self._longer(self._exact(history, 0, limit, self._exact_ends), self._common(history, 0, limit))
 
-    def _exact(self, history: TokenHistory, start: int, limit: int) -> StoredMatch | None:
-        """The longest of those matched exactly whose every token the history has."""
-        for end in sorted(self._ends.get(start, ()), reverse=True):
+    def _exact(self, history: TokenHistory, start: int, limit: int, ends: _Ends) -> StoredMatch | None:
+        """The longest span with one of these ends whose every token the history has."""
+        for end in ends.longest_first(start):
             if end <= limit and (key := history.key(start, end)) in self._pages:
                 return StoredMatch(key, end)
         return None
