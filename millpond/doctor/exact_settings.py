@@ -8,10 +8,8 @@ from enum import Enum
 
 from millpond.runtime.base import ContextParams
 
-FULL_ROWS = ContextParams(n_cells=1, n_slots=1).n_ubatch
-"""Rows that a default context computes in one pass."""
-NARROW_ROWS = (7, 4, 1)
-"""Widths tried where no full one is exact: kernels of wide products start at more rows; one row is always itself."""
+FULL_ROWS = ContextParams(n_cells=1, n_slots=1).n_ubatch + 1
+"""The most rows that a default context computes in one pass."""
 KV_CANDIDATES = (("f16", "f16"), ("f16", "bf16"), ("q8_0", "q8_0"))
 
 
@@ -39,7 +37,7 @@ class ExactSettings:
     use_extra_bufts: bool
     """False: weights are not repacked."""
     pass_rows: int = FULL_ROWS
-    """Rows of one pass through the model (n_ubatch); a longer prefill chunk takes several."""
+    """The most rows of one pass through the model; a longer prefill chunk takes several."""
     restore_only: bool = False
     """Re-prefilling is not exact but restoring is: parked sequences must be saved."""
 
@@ -57,6 +55,14 @@ class ExactSettings:
         if self.restore_only:
             parts.append("parked sequences saved")
         return ", ".join(parts)
+
+
+NARROW = (
+    ExactSettings("f16", "bf16", False, pass_rows=7),
+    ExactSettings("f16", "bf16", False, pass_rows=4),
+    ExactSettings("f16", "f16", True, pass_rows=1),
+)
+"""Tried where nothing at full width is exact: kernels of wide products start at 8 or 4 rows, or at the second one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +160,7 @@ def candidates(kv_type_k: str | None = None, kv_type_v: str | None = None) -> li
     wide = [ExactSettings(*pair, use_extra_bufts) for use_extra_bufts in (True, False) for pair in pairs]
     if named:
         return wide
-    return wide + [ExactSettings("f16", "bf16", False, rows) for rows in NARROW_ROWS]
+    return [*wide, *NARROW]
 
 
 def _allows(pair: tuple[str, str], kv_type_k: str | None, kv_type_v: str | None) -> bool:

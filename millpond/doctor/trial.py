@@ -19,6 +19,7 @@ import msgspec
 
 from millpond.doctor.checks import CELLS_PER_SLOT, N_SLOTS, Trials
 from millpond.doctor.exact_settings import ExactSettings, Trial
+from millpond.engine.build import in_passes, pass_width
 from millpond.errors import InternalError, RuntimeFailure, SetupError
 from millpond.runtime.base import ContextParams
 from millpond.runtime.llamacpp.runtime import LlamaCppRuntime
@@ -55,7 +56,7 @@ def try_settings(subject: Subject, settings: ExactSettings, report: Report, envi
     params = ContextParams(
         n_cells=CELLS_PER_SLOT * N_SLOTS,
         n_slots=N_SLOTS,
-        n_ubatch=settings.pass_rows,
+        n_ubatch=pass_width(settings.pass_rows),
         threads=subject.threads,
         unified=False,
         kv_type_k=settings.kv_type_k,
@@ -75,7 +76,7 @@ def try_settings(subject: Subject, settings: ExactSettings, report: Report, envi
     except SetupError as error:
         return Trial(settings, failure=str(error))
     try:
-        return Trials(runtime, time.perf_counter).run(settings, report)
+        return Trials(in_passes(runtime, settings.pass_rows), time.perf_counter).run(settings, report)
     except RuntimeFailure as error:
         return Trial(settings, failure=str(error))
     finally:

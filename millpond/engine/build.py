@@ -21,6 +21,7 @@ from millpond.kvcache.spans import PagedSpans, WholeSpans
 from millpond.kvcache.stored import StoredIndex
 from millpond.outputs import EngineInfo
 from millpond.runtime.base import ContextLimits, ContextParams, Runtime
+from millpond.runtime.one_by_one import OneByOneRuntime
 from millpond.sampling.sampler import SamplerFactory
 from millpond.scheduler.preemption import VictimRule, least_generated
 from millpond.scheduler.scheduler import Scheduler, SchedulerConfig
@@ -58,7 +59,19 @@ def context_params(config: EngineConfig, *, n_ctx_train: int, memory_kind: Memor
         kv_type_k=config.kv_type_k or DEFAULT_KV_TYPE,
         kv_type_v=config.kv_type_v or DEFAULT_KV_TYPE,
     )
-    return params if config.pass_rows is None else replace(params, n_ubatch=config.pass_rows)
+    return params if config.pass_rows is None else replace(params, n_ubatch=pass_width(config.pass_rows))
+
+
+def pass_width(pass_rows: int) -> int:
+    """The n_ubatch that keeps every pass within `pass_rows`: llama.cpp lets n_ubatch + 1 sequences into one.
+
+    One row needs in_passes() as well.
+    """
+    return max(1, pass_rows - 1)
+
+
+def in_passes(runtime: Runtime, pass_rows: int | None) -> Runtime:
+    return OneByOneRuntime(runtime) if pass_rows == 1 else runtime
 
 
 def build_core(
@@ -68,6 +81,7 @@ def build_core(
     victim_rule: VictimRule = least_generated,
 ) -> EngineCore:
     """`clock`: monotonic seconds. Raises ConfigError when max_model_len does not fit the pool."""
+    runtime = in_passes(runtime, config.pass_rows)
     limits = runtime.limits
     abilities = _proven(runtime)
     info = _engine_info(runtime, config, abilities)

@@ -35,7 +35,7 @@ class SkewedRuntime(FakeRuntime):
         kind: MemoryKind = MemoryKind.ATTENTION,
         n_ctx_train: int = 8192,
     ) -> None:
-        params = ContextParams(n_cells=4 * 768, n_slots=4, unified=False)
+        params = ContextParams(n_cells=8 * 768, n_slots=8, unified=False)
         super().__init__(params, memory_kind=kind, n_ctx_train=n_ctx_train)
         self._rule = rule
         self._by = by

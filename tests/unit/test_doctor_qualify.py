@@ -65,7 +65,7 @@ def test_candidates_go_from_cheap_to_dear() -> None:
         "q8_0/q8_0, no repacking",
         "f16/bf16, no repacking, 7 rows a pass",
         "f16/bf16, no repacking, 4 rows a pass",
-        "f16/bf16, no repacking, 1 row a pass",
+        "f16/f16, 1 row a pass",
     ]
 
 
