@@ -69,16 +69,19 @@ class SamplingField:
 
 
 def sampling_fields() -> tuple[SamplingField, ...]:
+    """Those that are a number, a switch or a list; a field that is an object of its own has no flag."""
     hints = typing.get_type_hints(SamplingParams)
-    return tuple(_field(entry.name, hints[entry.name], entry.default) for entry in fields(SamplingParams))
+    found = [_field(entry.name, hints[entry.name], entry.default) for entry in fields(SamplingParams)]
+    return tuple(entry for entry in found if entry.kind in (bool, int, float, tuple))
 
 
 def _field(name: str, hint: Any, default: Any) -> SamplingField:
     parts = typing.get_args(hint)
+    about = _HELP.get(name, "")
     if typing.get_origin(hint) is tuple:
-        return SamplingField(name, tuple, False, default, _HELP[name])
+        return SamplingField(name, tuple, False, default, about)
     kinds = [part for part in parts if part is not type(None)] or [hint]
-    return SamplingField(name, kinds[0], type(None) in parts, default, _HELP[name])
+    return SamplingField(name, kinds[0], type(None) in parts, default, about)
 
 
 # -- flags -------------------------------------------------------------------------------------------------------------
