@@ -1,0 +1,106 @@
+"""After 100 mixed requests that do not fit at once the counters agree with each other and with every answer's usage."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+
+import pytest
+from fake_stack import Stack, whole_stack
+from prometheus_client.parser import text_string_to_metric_families
+from raw_http import CHAT, TEXT, exchange, head, parse_sse, post
+
+pytestmark = pytest.mark.slow
+Values = dict[str, float]
+
+
+async def scrape(stack: Stack) -> Values:
+    reply = await exchange(stack.port, head("GET", "/metrics"))
+    values: Values = {}
+    for family in text_string_to_metric_families(reply.body.decode()):
+        for sample in family.samples:
+            labels = [f"{name}={value}" for name, value in sorted(sample.labels.items()) if name != "le"]
+            if not sample.name.endswith("_bucket"):
+                values[",".join([sample.name, *labels])] = sample.value
+    return values
+
+
+def total(values: Values, name: str) -> float:
+    return sum(value for key, value in values.items() if key.split(",")[0] == name)
+
+
+async def ask(stack: Stack, number: int, rng: random.Random) -> dict[str, int]:
+    """One request of some kind; the sums of its usage."""
+    prompt = "shared beginning of a prompt " * rng.randint(1, 5) + str(number)
+    body = {"max_tokens": rng.randint(1, 40), "ignore_eos": True, "stream": number % 2 == 0}
+    if number % 3 == 0:
+        body |= {"messages": [{"role": "user", "content": prompt}]}
+        path = CHAT
+    else:
+        body |= {"prompt": prompt, "n": rng.randint(1, 2)}
+        path = TEXT
+    if body["stream"]:
+        body["stream_options"] = {"include_usage": True}
+    if number % 7 == 0:
+        body["stop"] = "e"
+    await asyncio.sleep(rng.random() * 0.5)
+    reply = await exchange(stack.port, post(path, body))
+    assert reply.status == 200, reply.body
+    answer = parse_sse(reply.body).data[-1] if body["stream"] else reply.json
+    return {"prompt": answer["usage"]["prompt_tokens"], "completion": answer["usage"]["completion_tokens"]}
+
+
+@pytest.mark.parametrize("death", [False, True], ids=["", "the engine is killed"])
+async def test_the_books_balance(death: bool):
+    rng = random.Random(11)
+    async with whole_stack(kv_cells=512, max_running=4) as stack:
+        asked = [asyncio.ensure_future(ask(stack, number, rng)) for number in range(100)]
+        if death:
+            await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            pid = stack.llm.client.engine_pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+        usages = await asyncio.gather(*asked)
+        await asyncio.sleep(0.1)
+        values = await scrape(stack)
+        assert (
+            values["millpond_prompt_tokens_total"]
+            == total(values, "millpond_prompt_tokens_computed_total") + (values["millpond_prompt_tokens_cached_total"])
+        )
+        assert values["millpond_delivered_tokens_total"] == sum(usage["completion"] for usage in usages)
+        assert values["millpond_generated_tokens_total"] >= values["millpond_delivered_tokens_total"]
+        assert values["millpond_requests_accepted_total"] == total(values, "millpond_requests_finished_total")
+        assert total(values, "millpond_requests") == values["millpond_requests_lost_total"] == 0.0
+        assert values["millpond_http_responses_total,status=200"] == 100.0
+        for histogram in ("request_seconds", "queue_seconds", "time_to_first_token_seconds"):
+            assert values[f"millpond_{histogram}_count"] >= values["millpond_requests_accepted_total"]
+        assert values["millpond_engine_restarts_total"] == death
+        cells = total(values, "millpond_kv_cells")
+        assert cells == values["millpond_kv_pool_cells"] > 0
+        assert values["millpond_kv_cells,state=live"] == 0.0
+        if not death:
+            assert total(values, "millpond_preemptions_total") == values["millpond_resumes_total"] > 0
+            assert values["millpond_parked_seconds_total"] > 0.0
+            hits = total(values, "millpond_prefix_hit_tokens_total")
+            assert hits == values["millpond_prompt_tokens_cached_total"]
+        await asyncio.sleep(1.0)
+        assert await scrape(stack) == values, "idle, nothing may move"
+
+
+async def test_refusals_and_cancelled_streams_are_counted_as_what_they_are():
+    async with whole_stack(kv_cells=512, max_running=1) as stack:
+        too_long = {"prompt": "word " * 2000, "max_tokens": 1}
+        assert (await exchange(stack.port, post(TEXT, too_long))).status == 400
+        reader, writer = await asyncio.open_connection("127.0.0.1", stack.port)
+        writer.write(post(TEXT, {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "stream": True}))
+        await reader.readuntil(b"data: ")
+        writer.close()
+        values = await scrape(stack)
+        while values["millpond_requests_finished_total,reason=cancelled"] < 1.0:
+            values = await scrape(stack)
+        assert values["millpond_requests_refused_total,reason=context_length_exceeded"] == 1.0
+        assert values["millpond_requests_accepted_total"] == 1.0
+        assert values["millpond_requests_lost_total"] == 0.0
+        assert 0.0 < values["millpond_delivered_tokens_total"] <= values["millpond_generated_tokens_total"]
