@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from millpond import __version__
-from millpond.cli import bench, chat, doctor, generate, keys, models, serve
+from millpond.cli import bench, cache, chat, doctor, generate, keys, models, serve
 from millpond.cli.errors import one_line_errors
 from millpond.cli.options import with_settings
 from millpond.cli.sampling import with_sampling
@@ -38,6 +38,11 @@ def build_app() -> typer.Typer:
     pulled.command("pull")(one_line_errors(models.pull))
     pulled.command("rm")(one_line_errors(models.remove))
     app.add_typer(pulled, name="models", rich_help_panel="Manage")
+    spilled = typer.Typer(help="Look after the folder of the disk tier.", no_args_is_help=True)
+    spilled.command("status")(one_line_errors(cache.status))
+    spilled.command("verify")(one_line_errors(cache.verify))
+    spilled.command("clear")(one_line_errors(cache.clear))
+    app.add_typer(spilled, name="cache", rich_help_panel="Manage")
     benches = typer.Typer(
         help="Measure; the benchmarks beside another server are in benchmarks/.", no_args_is_help=True
     )

@@ -25,9 +25,13 @@ def is_span_file(name: str, suffix: str = "kv") -> bool:
     return match is not None and match.group(1) == suffix
 
 
+def is_instance_name(name: str) -> bool:
+    return _INSTANCE.fullmatch(name) is not None and not name.endswith(_LOCK_SUFFIX)
+
+
 def parked_folder(root: Path, instance: str) -> Path:
     """Raises ConfigError for a name that is not a plain file name."""
-    if not _INSTANCE.fullmatch(instance) or instance.endswith(_LOCK_SUFFIX):
+    if not is_instance_name(instance):
         raise ConfigError("spill_dir", f"{instance!r} is no name for a server instance")
     return root / "parked" / instance
 
@@ -82,6 +86,22 @@ def remove_stale_instances(root: Path) -> int:
                 os.close(descriptor)
                 removed += 1
     return removed
+
+
+def is_live(root: Path, instance: str) -> bool:
+    """A process holds the instance's lock. Takes nothing away from one that starts meanwhile under another name."""
+    path = _lock_path(parked_folder(root, instance))
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _lock_path(folder: Path) -> Path:

@@ -36,27 +36,47 @@ def file_name(key: SpanKey) -> str:
     return key.name + SPAN_SUFFIX
 
 
-def scan_folder(files: Files, folder: Path, identity: StateIdentity) -> list[FoundFile]:
+@dataclass(frozen=True, slots=True)
+class SpanFile:
+    """A file under a name that the disk tier writes, whoever's state it is."""
+
+    path: Path
+    n_bytes: int
+    modified_ns: int
+    header: Header | FormatFault
+    """CORRUPT also where header, name and size disagree, or the file cannot be read."""
+
+    @property
+    def is_damaged(self) -> bool:
+        return self.header in (FormatFault.CORRUPT, FormatFault.TRUNCATED)
+
+
+def span_files(files: Files, folder: Path) -> list[SpanFile]:
     """Span files, oldest first; files of other names are foreign and not listed. Raises OSError of the listing."""
-    return [_inspect(files, folder, info, identity) for info in files.list_folder(folder) if is_span_file(info.name)]
+    return [_inspect(files, folder, info) for info in files.list_folder(folder) if is_span_file(info.name)]
 
 
-def _inspect(files: Files, folder: Path, info: FileInfo, identity: StateIdentity) -> FoundFile:
+def scan_folder(files: Files, folder: Path, identity: StateIdentity) -> list[FoundFile]:
+    """The folder as an engine of this identity sees it. Raises OSError of the listing."""
+    return [_judge(file, identity) for file in span_files(files, folder)]
+
+
+def _inspect(files: Files, folder: Path, info: FileInfo) -> SpanFile:
     path = folder / info.name
     try:
         header = decode_header(files.read_head(path, HEADER_LIMIT))
     except OSError:
         header = FormatFault.CORRUPT
-    verdict = _judge(header, info, identity)
-    usable = header if isinstance(header, Header) and verdict is Verdict.USABLE else None
-    return FoundFile(path, info.n_bytes, info.modified_ns, verdict, usable)
+    if isinstance(header, Header):
+        fits = header.n_bytes + header.payload_bytes == info.n_bytes
+        header = header if fits and file_name(header.key) == info.name else FormatFault.CORRUPT
+    return SpanFile(path, info.n_bytes, info.modified_ns, header)
 
 
-def _judge(header: Header | FormatFault, info: FileInfo, identity: StateIdentity) -> Verdict:
-    if header is FormatFault.OTHER_VERSION:
-        return Verdict.STRANGER
-    if not isinstance(header, Header) or file_name(header.key) != info.name:
-        return Verdict.DAMAGED
-    if header.n_bytes + header.payload_bytes != info.n_bytes:
-        return Verdict.DAMAGED
-    return Verdict.USABLE if header.identity == identity else Verdict.STRANGER
+def _judge(file: SpanFile, identity: StateIdentity) -> FoundFile:
+    usable = file.header if isinstance(file.header, Header) and file.header.identity == identity else None
+    if file.is_damaged:
+        verdict = Verdict.DAMAGED
+    else:
+        verdict = Verdict.STRANGER if usable is None else Verdict.USABLE
+    return FoundFile(file.path, file.n_bytes, file.modified_ns, verdict, usable)
