@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from millpond.types import FinishReason, MemoryKind, SequenceId, SequenceStatus, TokenId
 
@@ -22,8 +23,9 @@ class SampledToken:
     logprobs: TokenLogprobs | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
+    """One per token: a tuple is the cheapest value to make, to send and to read."""
+
     sequence_id: SequenceId
     output_index: int
     token_id: TokenId
@@ -100,6 +102,11 @@ class StepTotals:
     recomputed_tokens: int = 0
     evicted_tokens: int = 0
 
+    @property
+    def seconds(self) -> float:
+        """Wall time of the steps."""
+        return (self.schedule_ms + self.move_ms + self.decode_ms + self.sample_ms) / 1000.0
+
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
@@ -128,6 +135,11 @@ class StepStats:
     recomputed_tokens: int = 0
     evicted_tokens: int = 0
     totals: StepTotals | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the step."""
+        return (self.schedule_ms + self.move_ms + self.decode_ms + self.sample_ms) / 1000.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """The one duplex channel between server and engine: message types and framing. Knows bytes; no sockets, no loop.
 
 Frames are a 4-byte little-endian length and a msgpack body. Server to engine: Command. Engine to server: Event.
-Every event carries the engine's epoch; the client drops what an older engine said.
+Every event carries the engine's epoch; the client drops what an older engine said. On the wire events are arrays
+without field names: there is one for every step, and both ends are always the same build.
 """
 
 from __future__ import annotations
@@ -62,18 +63,18 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
 Command: TypeAlias = Load | AddRequest | AbortSequence | Acknowledge | Stop
 
 
-class LoadProgress(msgspec.Struct, frozen=True, tag=True):
+class LoadProgress(msgspec.Struct, frozen=True, tag=True, array_like=True):
     epoch: EngineEpoch
     fraction: float
     """0 to 1."""
 
 
-class EngineReady(msgspec.Struct, frozen=True, tag=True):
+class EngineReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
     epoch: EngineEpoch
     info: EngineInfo
 
 
-class StepFrame(msgspec.Struct, frozen=True, tag=True):
+class StepFrame(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """All that one step (or one command outside a step) brought about. `frame` counts from 1 in an epoch."""
 
     epoch: EngineEpoch
@@ -81,17 +82,18 @@ class StepFrame(msgspec.Struct, frozen=True, tag=True):
     tokens: list[TokenEvent]
     finished: list[FinishEvent]
     statuses: list[StatusEvent]
-    stats: StepStats
+    stats: StepStats | None
+    """None when those of a frame before it are recent, see the worker; its totals tell of the steps between."""
 
 
-class BatchAnnounced(msgspec.Struct, frozen=True, tag=True):
+class BatchAnnounced(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Sent before a decode when its set of sequences differs from the last one: the suspects if the engine dies."""
 
     epoch: EngineEpoch
     sequence_ids: list[SequenceId]
 
 
-class EngineError(msgspec.Struct, frozen=True, tag=True):
+class EngineError(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The engine cannot go on and will exit. `setup`: loading failed, a restart would fail the same way."""
 
     epoch: EngineEpoch
@@ -126,6 +128,12 @@ class FrameBuffer:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+
+    def only(self, data: bytes) -> bytes | None:
+        """The body, if `data` is exactly one frame and nothing waits: the usual read. Else None, and `feed` it."""
+        if self._buffer or len(data) < _HEADER.size or _HEADER.unpack_from(data)[0] != len(data) - _HEADER.size:
+            return None
+        return data[_HEADER.size :]
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Yields each body that is complete. Raises ValueError for a length above MAX_FRAME_BYTES."""

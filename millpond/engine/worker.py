@@ -32,6 +32,7 @@ from millpond.engine.messages import (
     encode_frame,
 )
 from millpond.errors import MillpondError, SetupError
+from millpond.outputs import StepStats
 from millpond.scheduler.output import ScheduledRows
 from millpond.types import EngineEpoch, SequenceId
 
@@ -39,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 IDLE_WAIT_SECONDS = 0.01
 """When there is work that cannot be done now (it should not last)."""
+STATS_EVERY_SECONDS = 0.05
+"""Stepping time between two StepStats: they are larger than all the rest of a frame, for the server to decode."""
 _READ_BYTES = 1 << 18
 
 
@@ -54,6 +57,8 @@ class WorkerChannel:
         self._socket = sock
         self._frames = FrameBuffer()
         self._unsent = bytearray()
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
 
     def send(self, event: Event) -> None:
         self._unsent += encode_frame(event)
@@ -72,11 +77,13 @@ class WorkerChannel:
 
     def receive(self, timeout: float | None) -> list[Command]:
         """Commands that are there now, after waiting for some at most `timeout` seconds (None: for ever)."""
-        writers = [self._socket] if self._unsent else []
-        readable, writable, _ = select.select([self._socket], writers, [], timeout)
-        if writable:
+        if self._unsent:
+            self._poll.modify(self._socket, select.POLLIN | select.POLLOUT)
+        ready = self._poll.poll(None if timeout is None else timeout * 1000.0)
+        if self._unsent:
+            self._poll.modify(self._socket, select.POLLIN)
             self.flush()
-        if not readable:
+        if not ready or ready[0][1] == select.POLLOUT:
             return []
         try:
             data = self._socket.recv(_READ_BYTES)
@@ -101,6 +108,7 @@ class Worker:
         self._build = build
         self._epoch = EngineEpoch(0)
         self._frame = 0
+        self._untold_seconds = 0.0
         self._acknowledged = 0
         self._announced: list[SequenceId] = []
         self._stop: Stop | None = None
@@ -163,9 +171,18 @@ class Worker:
             raise SystemExit(1) from error
         if result.progressed:
             self._frame += 1
-            frame = StepFrame(self._epoch, self._frame, result.tokens, result.finished, result.statuses, result.stats)
+            stats = self._due_stats(result)
+            frame = StepFrame(self._epoch, self._frame, result.tokens, result.finished, result.statuses, stats)
             self._channel.send(frame)
         return result
+
+    def _due_stats(self, result: StepResult) -> StepStats | None:
+        """The step's own, when it was slow, when a sequence started, parked or ended, or when the last are old."""
+        self._untold_seconds += result.stats.seconds
+        if self._untold_seconds < STATS_EVERY_SECONDS and not (result.finished or result.statuses):
+            return None
+        self._untold_seconds = 0.0
+        return result.stats
 
     def _announce(self, rows: Sequence[ScheduledRows]) -> None:
         """Written to the kernel before the decode starts, so that it outlives this process."""

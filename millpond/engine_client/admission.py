@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 from millpond.errors import QueueFull
+from millpond.outputs import StepStats, StepTotals
 
 MAX_RETRY_AFTER = 3600
 UNKNOWN_RETRY_AFTER = 5
@@ -37,9 +38,29 @@ class ServiceRates:
     def __init__(self) -> None:
         self._pp = self._po = self._oo = self._pt = self._ot = 0.0
         self._mean_length = _FIRST_GUESS_LENGTH
+        self._told = StepTotals()
+        self._tokens = 0
+
+    def begin_engine(self) -> None:
+        """A new engine process: its totals start at 0."""
+        self._told = StepTotals()
+        self._tokens = 0
+
+    def record_tokens(self, output_tokens: int) -> None:
+        """Those of one frame; the stats that tell what they cost come with it or with a later one."""
+        self._tokens += output_tokens
+
+    def record_stats(self, stats: StepStats) -> None:
+        """Takes the steps since the last stats as one; without totals, the stats are of the only step since then."""
+        tokens, self._tokens = self._tokens, 0
+        if stats.totals is None:
+            self.record_step(stats.prefill_rows, tokens, stats.seconds)
+            return
+        told, self._told = self._told, stats.totals
+        self.record_step(self._told.prefill_rows - told.prefill_rows, tokens, self._told.seconds - told.seconds)
 
     def record_step(self, prompt_tokens: int, output_tokens: int, seconds: float) -> None:
-        """One step's work and its time; steps without rows are ignored."""
+        """The work of one step, or of a few together, and its time; steps without rows are ignored."""
         if seconds <= 0.0 or prompt_tokens + output_tokens == 0:
             return
         p, o = float(prompt_tokens), float(output_tokens)

@@ -56,6 +56,10 @@ class EngineChannel(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._transport is None:
             return
+        body = self._frames.only(data)
+        if body is not None:
+            self._take_one(body)
+            return
         events, broken = self._decode(data)
         for event in events:
             self._on_event(event)
@@ -65,6 +69,17 @@ class EngineChannel(asyncio.Protocol):
             self._on_burst_end()
         else:
             self._lose(broken)
+
+    def _take_one(self, body: bytes) -> None:
+        """What `data_received` does for a read of one frame, in fewer steps: it runs for every token."""
+        try:
+            event = decode_event(body)
+        except msgspec.MsgspecError as error:
+            self._lose(f"the engine sent bytes that are no event: {error}")
+            return
+        self._on_event(event)
+        if self._transport is not None:
+            self._on_burst_end()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._closed.done():

@@ -82,6 +82,7 @@ class LogBook:
         The last would only take the places of suspects, whose streams are open, and a suspect runs alone anyway.
         """
         self._send = send
+        self.rates.begin_engine()
         for log in list(self._live.values()):
             if not log.is_waiting and not self._quarantine.is_suspect(log.sequence_id):
                 self._give(log, send, quarantine=False)
@@ -119,7 +120,10 @@ class LogBook:
                 return f"sequence {log.sequence_id} ended at {finish.output_length}, its log has {len(log.ids)} tokens"
             if log is not None:
                 self._finish(log, finish, now)
-        self._note_stats(frame)
+        self.rates.record_tokens(len(frame.tokens))
+        if frame.stats is not None:
+            self.last_stats = frame.stats
+            self.rates.record_stats(frame.stats)
         self._note_trial_progress()
         return None
 
@@ -184,11 +188,6 @@ class LogBook:
         if log is None or self._quarantine.record_progress(on_trial, len(log.ids)):
             self._give_due()
 
-    def _note_stats(self, frame: StepFrame) -> None:
-        stats = frame.stats
-        self.last_stats = stats
-        self.rates.record_step(stats.prefill_rows, len(frame.tokens), step_seconds(stats))
-
     def _finish_if_complete(self, log: TokenLog) -> None:
         reason = log.closing or finish_reason_of(log.request, log.ids, self._eog_ids)
         if reason is not None:
@@ -228,8 +227,3 @@ class LogBook:
         waiting, self._on_empty = self._on_empty, []
         for callback in waiting:
             callback()
-
-
-def step_seconds(stats: StepStats) -> float:
-    """Wall time of a step."""
-    return (stats.schedule_ms + stats.move_ms + stats.decode_ms + stats.sample_ms) / 1000.0

@@ -36,7 +36,7 @@ from millpond.engine.messages import (
     Stop,
 )
 from millpond.engine_client.channel import CHANNEL_CLOSED, EngineChannel, open_channel
-from millpond.engine_client.logbook import LogBook, step_seconds
+from millpond.engine_client.logbook import LogBook
 from millpond.engine_client.observer import NullObserver, Observer
 from millpond.outputs import EngineInfo
 from millpond.types import EngineEpoch, FinishReason, SequenceId
@@ -327,7 +327,8 @@ class Supervisor:
             return
         self._last_activity = self._clock()
         self._last_frame = frame.frame
-        self._slowest_step = max(self._slowest_step, step_seconds(frame.stats))
+        if frame.stats is not None:
+            self._slowest_step = max(self._slowest_step, frame.stats.seconds)
         wrong = self._book.apply(frame)
         if wrong is not None:
             self._die(f"the engine broke the protocol: {wrong}")
