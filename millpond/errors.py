@@ -6,6 +6,7 @@ MillpondError
     ContextLengthExceeded  prompt does not fit; carries both numbers
     NeverFits              could never run here, even alone
     TemplateError          the chat template refused the messages
+    GrammarFailed          an accepted grammar cannot be followed any further; ends that output alone
     UnknownModel           404
     PayloadTooLarge        413
   CapacityError          no capacity now: 429 or 503, with retry_after seconds
@@ -71,6 +72,11 @@ class NeverFits(CallerError):
 class TemplateError(CallerError):
     def __init__(self, message: str) -> None:
         super().__init__(message, param="messages")
+
+
+class GrammarFailed(CallerError):
+    def __init__(self, message: str) -> None:
+        super().__init__(f"the grammar of this request cannot be followed: {message}", code="grammar_failed")
 
 
 class UnknownModel(CallerError):

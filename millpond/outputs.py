@@ -21,6 +21,8 @@ class TokenLogprobs:
 class SampledToken:
     token_id: TokenId
     logprobs: TokenLogprobs | None = None
+    forced: tuple[TokenId, ...] = ()
+    """Tokens that a grammar makes follow, whatever the model thinks of them."""
 
 
 class TokenEvent(NamedTuple):

@@ -39,9 +39,10 @@ def finish_reason_of(
     """
     if not output_ids:
         return None
-    last = output_ids[-1]
-    if len(output_ids) > request.params.min_tokens and (
-        (last in eog_ids and not request.params.ignore_eos) or last in request.params.stop_token_ids
-    ):
+    last, params = output_ids[-1], request.params
+    over_minimum = len(output_ids) > params.min_tokens
+    if last in eog_ids and (params.grammar is not None or (over_minimum and not params.ignore_eos)):
+        return FinishReason.STOP
+    if over_minimum and last in params.stop_token_ids:
         return FinishReason.STOP
     return FinishReason.LENGTH if len(output_ids) >= request.max_tokens else None

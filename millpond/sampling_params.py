@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import Enum
 
 from millpond.errors import InvalidParameter
 from millpond.types import TokenId
@@ -11,6 +12,43 @@ from millpond.types import TokenId
 MAX_LOGIT_BIAS_ENTRIES = 4096
 MAX_STOP_TOKEN_IDS = 128
 MAX_TOP_LOGPROBS = 20
+MAX_GRAMMAR_BYTES = 256 * 1024
+
+
+class GrammarKind(Enum):
+    """How a GrammarSpec's text is written."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    """The whole output matches it, anchored or not."""
+    CHOICE = "choice"
+    """A JSON array of strings: the output is one of them."""
+    LARK = "lark"
+    """As llguidance reads it."""
+    GBNF = "gbnf"
+    """llama.cpp's notation; `root` is the output."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """What the whole output must match, besides `preface`. Size is checked here, sense where it is compiled.
+
+    Raises InvalidParameter when the text is too long.
+    """
+
+    kind: GrammarKind
+    text: str
+    flexible_whitespace: bool = False
+    """JSON_SCHEMA: spaces and line ends between JSON tokens are allowed; else there are none."""
+    preface: str = ""
+    """Lark rules whose `preface` comes before the constrained part: a thought, say. "": nothing does."""
+    param: str = "grammar"
+    """The request field that it came from, for messages."""
+
+    def __post_init__(self) -> None:
+        size = len(self.text.encode("utf-8", "replace")) + len(self.preface.encode("utf-8", "replace"))
+        if size > MAX_GRAMMAR_BYTES:
+            raise InvalidParameter(self.param, f"is too long: {size} bytes, at most {MAX_GRAMMAR_BYTES}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +79,8 @@ class SamplingParams:
     seed: int | None = None
     logprobs: int | None = None
     """Number of alternatives reported a token (0: the chosen one only); None: none reported."""
+    grammar: GrammarSpec | None = None
+    """Ends are allowed where it is complete, and then end the output, whatever min_tokens and ignore_eos say."""
 
     @property
     def is_greedy(self) -> bool:

@@ -44,6 +44,8 @@ class FinishReason(Enum):
     DEADLINE = "deadline"
     SHUTDOWN = "shutdown"
     """The drain deadline passed."""
+    GRAMMAR = "grammar"
+    """The request's own grammar became too complex to follow, or allows no further token."""
     ERROR = "error"
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from millpond.config import EngineConfig
 from millpond.engine.core import EngineCore
+from millpond.engine.grammars import CompileGrammar, PendingGrammars
 from millpond.engine.kv_executor import KVExecutor
 from millpond.engine.model_runner import ModelRunner
 from millpond.engine.selftest import Abilities, probe_memory
@@ -23,6 +24,7 @@ from millpond.outputs import EngineInfo
 from millpond.runtime.base import ContextLimits, ContextParams, Runtime
 from millpond.runtime.one_by_one import OneByOneRuntime
 from millpond.sampling.sampler import SamplerFactory
+from millpond.sampling.structured import CompileThread, GrammarCompiler
 from millpond.scheduler.preemption import VictimRule, least_generated
 from millpond.scheduler.scheduler import Scheduler, SchedulerConfig
 from millpond.spill.disk import DiskTier
@@ -79,8 +81,11 @@ def build_core(
     config: EngineConfig,
     clock: Callable[[], float],
     victim_rule: VictimRule = least_generated,
+    compile_grammar: CompileGrammar | None = None,
 ) -> EngineCore:
-    """`clock`: monotonic seconds. Raises ConfigError when max_model_len does not fit the pool."""
+    """`clock`: monotonic seconds. `compile_grammar`: None for a thread of its own.
+
+    Raises ConfigError when max_model_len does not fit the pool."""
     runtime = in_passes(runtime, config.pass_rows)
     limits = runtime.limits
     abilities = _proven(runtime)
@@ -100,7 +105,8 @@ def build_core(
     samplers = SamplerFactory(runtime.model.n_vocab, runtime.vocab.eog_ids, runtime.candidates)
     executor = KVExecutor(runtime, store, clock)
     runner = ModelRunner(runtime, samplers, clock)
-    return EngineCore(info, scheduler, executor, runner, clock)
+    grammars = PendingGrammars(compile_grammar or CompileThread(GrammarCompiler(runtime.vocab)).submit)
+    return EngineCore(info, scheduler, executor, runner, grammars, clock)
 
 
 def _proven(runtime: Runtime) -> Abilities:

@@ -9,11 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from millpond.engine.flush import flush_prefixes
+from millpond.engine.grammars import PendingGrammars
 from millpond.engine.kv_executor import KVExecutor
 from millpond.engine.model_runner import ModelRunner
 from millpond.errors import CallerError
 from millpond.outputs import EngineInfo, FinishEvent, StatusEvent, StepStats, TokenEvent
 from millpond.request import Request
+from millpond.sampling.structured.base import Grammar
 from millpond.scheduler.output import ScheduledRows
 from millpond.scheduler.scheduler import Scheduler
 from millpond.types import FinishReason, SequenceId, TokenId
@@ -42,12 +44,14 @@ class EngineCore:
         scheduler: Scheduler,
         executor: KVExecutor,
         runner: ModelRunner,
+        grammars: PendingGrammars,
         clock: Callable[[], float],
     ) -> None:
         self.info = info
         self.scheduler = scheduler
         self._executor = executor
         self._runner = runner
+        self._grammars = grammars
         self._clock = clock
 
     @property
@@ -62,12 +66,31 @@ class EngineCore:
         *,
         quarantine: bool = False,
     ) -> None:
-        """A request that this model cannot sample for ends with ERROR in the next step; it never raises."""
-        self.scheduler.add(sequence_id, request, output_ids, quarantine=quarantine)
+        """A request that this model cannot sample for ends with ERROR in the next step; it never raises.
+
+        One with a grammar waits until that is compiled, and ends with GRAMMAR if it cannot be."""
+        constrained = request.params.grammar is not None
+        self.scheduler.add(sequence_id, request, output_ids, quarantine=quarantine, held=constrained)
+        if constrained:
+            self._grammars.start(sequence_id, request)
+            self._release_compiled()
+        else:
+            self._prepare(sequence_id, request, None)
+
+    def _prepare(self, sequence_id: SequenceId, request: Request, grammar: Grammar | None) -> None:
         try:
-            self._runner.add(sequence_id, request)
+            self._runner.add(sequence_id, request, grammar)
         except CallerError as error:
             self.scheduler.end(sequence_id, FinishReason.ERROR, str(error))
+
+    def _release_compiled(self) -> None:
+        for ready in self._grammars.take_ready():
+            self.scheduler.release(ready.sequence_id)
+            error = ready.future.exception()
+            if error is None:
+                self._prepare(ready.sequence_id, ready.request, ready.future.result())
+            else:
+                self.scheduler.end(ready.sequence_id, FinishReason.GRAMMAR, str(error))
 
     def end(self, sequence_id: SequenceId, reason: FinishReason) -> None:
         self.scheduler.end(sequence_id, reason)
@@ -90,8 +113,10 @@ class EngineCore:
     ) -> StepResult:
         """`before_decode` hears whose rows are about to run; `after_decode` may call end() for what just arrived."""
         began = self._clock()
+        self._release_compiled()
         plan = self.scheduler.schedule(began)
         scheduled = self._clock()
+        self.scheduler.meter.schedule_ms += (scheduled - began) * 1e3
         moved = self._executor.apply(plan.ops)
         rows = [row for row in plan.rows if row.slot not in moved.failed_slots]
         if before_decode is not None and rows:
@@ -101,8 +126,8 @@ class EngineCore:
         finished = [*plan.finished, *outcome.finished]
         for event in finished:
             self._runner.remove(event.sequence_id)
+            self._grammars.forget(event.sequence_id)
         stats = self.scheduler.stats(ran, moved, (scheduled - began) * 1e3)
         statuses = [*plan.statuses, *outcome.statuses]
         progressed = bool(plan.ops or rows or finished or statuses)
-        self.scheduler.meter.schedule_ms += (scheduled - began) * 1e3
         return StepResult(outcome.tokens, finished, statuses, stats, progressed)

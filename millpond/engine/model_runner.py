@@ -7,13 +7,15 @@ from itertools import chain
 
 import numpy as np
 
-from millpond.errors import DecodeFailed, InvalidBatch, KVExhausted, RuntimeFailure
+from millpond.errors import DecodeFailed, GrammarFailed, InvalidBatch, KVExhausted, RuntimeFailure
 from millpond.outputs import SampledToken
 from millpond.request import Request
 from millpond.runtime.base import Batch, Runtime
 from millpond.sampling.sampler import Sampler, SamplerFactory
+from millpond.sampling.structured.base import Grammar
 from millpond.scheduler.output import DecodeFailure, RunnerOutput, ScheduledRows
-from millpond.types import SequenceId
+from millpond.scheduler.sequence import Ending
+from millpond.types import FinishReason, SequenceId
 
 NOTHING_RUN = RunnerOutput()
 
@@ -27,9 +29,9 @@ class ModelRunner:
         self._clock = clock
         self._samplers: dict[SequenceId, Sampler] = {}
 
-    def add(self, sequence_id: SequenceId, request: Request) -> None:
-        """Raises InvalidParameter if the request names ids that the model does not have."""
-        self._samplers[sequence_id] = self._factory.create(request)
+    def add(self, sequence_id: SequenceId, request: Request, grammar: Grammar | None = None) -> None:
+        """`grammar`: the request's, compiled. Raises InvalidParameter if it names ids that the model does not have."""
+        self._samplers[sequence_id] = self._factory.create(request, grammar)
 
     def remove(self, sequence_id: SequenceId) -> None:
         self._samplers.pop(sequence_id, None)
@@ -49,7 +51,7 @@ class ModelRunner:
         decoded = self._clock()
         before_sampling()
         tokens: dict[SequenceId, SampledToken] = {}
-        errors: dict[SequenceId, str] = {}
+        errors: dict[SequenceId, Ending] = {}
         row = -1
         for scheduled in rows:
             row += len(scheduled.token_ids)
@@ -58,8 +60,10 @@ class ModelRunner:
             try:
                 sampler = self._samplers[scheduled.sequence_id]
                 tokens[scheduled.sequence_id] = sampler.sample(self._runtime.logits(row), scheduled.output_ids)
+            except GrammarFailed as error:
+                errors[scheduled.sequence_id] = Ending(FinishReason.GRAMMAR, str(error))
             except RuntimeFailure as error:
-                errors[scheduled.sequence_id] = str(error)
+                errors[scheduled.sequence_id] = Ending(FinishReason.ERROR, str(error))
         sampled = self._clock()
         return RunnerOutput(tokens, errors, None, (decoded - began) * 1e3, (sampled - decoded) * 1e3)
 

@@ -100,6 +100,8 @@ def processors_of(request: Request, eog_ids: frozenset[TokenId]) -> tuple[Logits
         found.append(OccurrencePenalty(params.presence_penalty, params.frequency_penalty))
     if any(bias != 0.0 for _, bias in params.logit_bias):
         found.append(LogitBias(params.logit_bias))
+    if params.grammar is not None:
+        return tuple(found)  # ends are the grammar's to allow
     if eog_ids and params.ignore_eos:
         found.append(EndBan(eog_ids, until=None))
     elif eog_ids and params.min_tokens > 0:

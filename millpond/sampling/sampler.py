@@ -16,9 +16,11 @@ from millpond.errors import RuntimeFailure
 from millpond.outputs import SampledToken
 from millpond.request import Request
 from millpond.runtime.base import CandidateFilter, Candidates, Logits
+from millpond.sampling.constraint import GrammarMask
 from millpond.sampling.draw import uniform
 from millpond.sampling.logprobs import token_logprobs
 from millpond.sampling.processors import as_ids, processors_of
+from millpond.sampling.structured.base import Grammar
 from millpond.types import TokenId
 
 GREEDY_BELOW = 1e-6
@@ -33,22 +35,34 @@ class SamplerFactory:
         self._eog_ids = eog_ids
         self._candidates = candidates
 
-    def create(self, request: Request) -> Sampler:
-        """Raises InvalidParameter if a parameter names an id outside the vocabulary."""
-        request.params.check_vocabulary(self._n_vocab)
-        return Sampler(request, self._eog_ids, self._candidates)
+    def create(self, request: Request, grammar: Grammar | None = None) -> Sampler:
+        """`grammar`: that of the request, compiled. Raises InvalidParameter for an id outside the vocabulary."""
+        params = request.params
+        params.check_vocabulary(self._n_vocab)
+        mask = None if grammar is None else GrammarMask(grammar.matcher(), self._eog_ids, params.min_tokens)
+        return Sampler(request, self._eog_ids, self._candidates, mask)
 
 
 class Sampler:
     """One per sequence. Holds what can be built once from the request; sampling changes nothing in it."""
 
-    def __init__(self, request: Request, eog_ids: frozenset[TokenId], candidates: Candidates) -> None:
+    def __init__(
+        self,
+        request: Request,
+        eog_ids: frozenset[TokenId],
+        candidates: Candidates,
+        constraint: GrammarMask | None = None,
+    ) -> None:
         params = request.params
         self._seed = request.seed
         self._n_logprobs = params.logprobs
-        self._processors = processors_of(request, eog_ids)
+        free = processors_of(request, eog_ids)
+        self._processors = free if constraint is None else (*free, constraint)
+        # Forced tokens have no row of logits, so nothing could be reported of them, nor any bias heeded.
+        self._forcing = constraint if params.logprobs is None and not params.logit_bias else None
         self._prompt_ids = as_ids(request.prompt_ids) if self._processors else as_ids(())
         self._candidates = candidates
+        self._eog_ids = eog_ids
         self._filter = CandidateFilter(params.temperature, params.top_k, params.top_p, params.min_p)
         self._is_greedy = params.temperature < GREEDY_BELOW
         self._is_unfiltered = params.top_k == 0 and params.top_p >= 1.0 and params.min_p == 0.0
@@ -58,12 +72,18 @@ class Sampler:
     def sample(self, logits: Logits, output_ids: Sequence[TokenId]) -> SampledToken:
         """The token at output index len(output_ids). `logits`: float32[n_vocab], read only.
 
-        Raises RuntimeFailure if no token is possible: a NaN or +inf among the logits, or all of them -inf.
+        Raises RuntimeFailure if no token is possible: a NaN or +inf among the logits, or all of them -inf;
+        GrammarFailed if the request's grammar cannot go on.
         """
         token_id = self._choose(self._adjusted(logits, output_ids), len(output_ids))
         if self._n_logprobs is None:
-            return SampledToken(token_id, None)
+            return SampledToken(token_id, None, self._forced(output_ids, token_id))
         return SampledToken(token_id, token_logprobs(logits, token_id, self._n_logprobs))
+
+    def _forced(self, output_ids: Sequence[TokenId], token_id: TokenId) -> tuple[TokenId, ...]:
+        if self._forcing is None or token_id in self._eog_ids:
+            return ()
+        return self._forcing.forced([*output_ids, token_id])
 
     def _adjusted(self, logits: Logits, output_ids: Sequence[TokenId]) -> Logits:
         if not self._processors:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from millpond.kvcache.ops import KVOp
 from millpond.kvcache.payload import SpanKey
 from millpond.outputs import FinishEvent, SampledToken, StatusEvent, TokenEvent
+from millpond.scheduler.sequence import Ending
 from millpond.types import SequenceId, SlotId, TokenId
 
 
@@ -66,10 +67,10 @@ class DecodeFailure:
 
 @dataclass(frozen=True, slots=True)
 class RunnerOutput:
-    """Sampled tokens by sequence, or why there are none. `sample_errors`: rows whose sampling failed, alone."""
+    """Sampled tokens by sequence, or why there are none. `sample_errors`: how those end whose sampling failed."""
 
     tokens: Mapping[SequenceId, SampledToken] = field(default_factory=dict["SequenceId", "SampledToken"])
-    sample_errors: Mapping[SequenceId, str] = field(default_factory=dict["SequenceId", str])
+    sample_errors: Mapping[SequenceId, Ending] = field(default_factory=dict["SequenceId", "Ending"])
     failure: DecodeFailure | None = None
     decode_ms: float = 0.0
     sample_ms: float = 0.0

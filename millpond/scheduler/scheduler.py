@@ -86,6 +86,8 @@ class Scheduler:
         self._eog_ids = eog_ids
         self._sequences: dict[SequenceId, Sequence] = {}
         self._waiting: dict[SequenceId, Sequence] = {}
+        self._held: dict[SequenceId, Sequence] = {}
+        """WAITING too, but for something outside: not to be started before release()."""
         self._running: list[Sequence] = []
         self._parked: dict[SequenceId, Sequence] = {}
         self._endings: dict[SequenceId, Ending] = {}
@@ -109,9 +111,17 @@ class Scheduler:
     # -- commands --------------------------------------------------------------------------------------------------
 
     def add(
-        self, sequence_id: SequenceId, request: Request, output_ids: Iterable[TokenId] = (), *, quarantine: bool = False
+        self,
+        sequence_id: SequenceId,
+        request: Request,
+        output_ids: Iterable[TokenId] = (),
+        *,
+        quarantine: bool = False,
+        held: bool = False,
     ) -> None:
-        """A new sequence, or one whose first output tokens another engine process made. Unknown ids only."""
+        """A new sequence, or one whose first output tokens another engine process made. Unknown ids only.
+
+        `held`: it waits for something outside, and starts only after release()."""
         assert sequence_id not in self._sequences
         namespace = request.namespace if self._config.share_prefixes else f"{request.namespace}\0{sequence_id}"
         outputs = list(output_ids)
@@ -121,9 +131,15 @@ class Scheduler:
         sequence.output_ids = outputs
         self._arrivals += 1
         self._sequences[sequence_id] = sequence
-        self._waiting[sequence_id] = sequence
+        (self._held if held else self._waiting)[sequence_id] = sequence
         if request.deadline is not None:
             self._next_deadline = min(self._next_deadline, request.deadline)
+
+    def release(self, sequence_id: SequenceId) -> None:
+        """What the sequence was held for is there; ids that ended meanwhile are ignored."""
+        sequence = self._held.pop(sequence_id, None)
+        if sequence is not None:
+            self._waiting[sequence_id] = sequence
 
     def _checkpoints(self, request: Request) -> tuple[int, ...]:
         if not self._config.share_prefixes or not self._manager.layout.needs_checkpoints:
@@ -446,23 +462,27 @@ class Scheduler:
                 self._manager.checkpoint(sequence.handle)
             error = runner.sample_errors.get(sequence.id)
             if error is not None:
-                self.end(sequence.id, FinishReason.ERROR, error)
+                self.end(sequence.id, error.reason, error.message)
             elif scheduled.samples:
-                events.append(self._append(sequence, runner, now))
+                events += self._append(sequence, runner, now)
         return events
 
-    def _append(self, sequence: Sequence, runner: RunnerOutput, now: float) -> TokenEvent:
+    def _append(self, sequence: Sequence, runner: RunnerOutput, now: float) -> list[TokenEvent]:
+        """The sampled token and what a grammar makes follow it, up to a token that ends the output."""
         sampled = runner.tokens[sequence.id]
-        index = sequence.num_output_tokens
-        sequence.append(sampled.token_id, now)
         sequence.quarantine = False
         sequence.failures = 0
         if sequence.handle.pins:
             self._manager.unpin(sequence.handle)
-        reason = finish_reason_of(sequence.request, sequence.output_ids, self._eog_ids)
-        if reason is not None:
-            self._endings[sequence.id] = Ending(reason)
-        return TokenEvent(sequence.id, index, sampled.token_id, sampled.logprobs)
+        events: list[TokenEvent] = []
+        for token_id in (sampled.token_id, *sampled.forced):
+            events.append(TokenEvent(sequence.id, sequence.num_output_tokens, token_id, sampled.logprobs))
+            sequence.append(token_id, now)
+            reason = finish_reason_of(sequence.request, sequence.output_ids, self._eog_ids)
+            if reason is not None:
+                self._endings[sequence.id] = Ending(reason)
+                break
+        return events
 
     def _settle_failure(self, exhausted: bool, message: str, now: float) -> None:
         """No row counts. Short of cells: one more is parked. Else each one of the batch is tried again alone."""
@@ -520,6 +540,7 @@ class Scheduler:
     def _finish(self, sequence: Sequence, ending: Ending, now: float) -> FinishEvent:
         del self._sequences[sequence.id]
         self._waiting.pop(sequence.id, None)
+        self._held.pop(sequence.id, None)
         self._parked.pop(sequence.id, None)
         if sequence in self._running:
             self._running.remove(sequence)
@@ -549,7 +570,7 @@ class Scheduler:
         return StepStats(
             step=self.steps,
             running=len(self._running),
-            waiting=len(self._waiting),
+            waiting=len(self._waiting) + len(self._held),
             preempted=len(self._parked),
             waiting_prompt_tokens=sum(seq.num_prompt_tokens for seq in self._waiting.values()),
             cells_total=self._manager.n_cells,
