@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,13 +92,11 @@ def try_in_child(subject: Subject, settings: ExactSettings, report: Report) -> T
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     except OSError as error:
         raise InternalError(f"cannot start a process for the exactness checks: {error}") from error
-    with child:
-        try:
-            trial = _listen(child, report)
-            last = b"" if child.stderr is None else child.stderr.read()
-        except BaseException:
-            child.kill()
-            raise
+    with child, ExitStack() as undo:
+        undo.callback(child.kill)
+        trial = _listen(child, report)
+        last = b"" if child.stderr is None else child.stderr.read()
+        undo.pop_all()
     if trial is not None:
         return trial
     reason = last.decode("utf-8", "replace").strip().rpartition("\n")[2]
