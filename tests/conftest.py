@@ -19,3 +19,12 @@ def smollm2_path() -> Path:
     from millpond.models import resolve_model
 
     return resolve_model("smollm2-135m").path
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fault-seeds", type=int, default=1, help="random runs of each test that takes a fault_seed")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "fault_seed" in metafunc.fixturenames:
+        metafunc.parametrize("fault_seed", range(metafunc.config.getoption("--fault-seeds")))

@@ -76,16 +76,19 @@ class SupervisorTiming:
     first_backoff: float = 0.5
     """Before the second restart in a row; doubles with each. The first is at once."""
     max_backoff: float = 30.0
+    max_ready_backoff: float = 2.0
+    """After an engine that was ready: streams wait, and loading again is pause enough."""
     healthy_after: float = 60.0
     max_failed_loads: int = 5
     stop_grace: float = 2.0
     tick: float = 0.25
 
-    def backoff(self, deaths_in_a_row: int) -> float:
+    def backoff(self, deaths_in_a_row: int, *, was_ready: bool = False) -> float:
         """Pause before the next start, after so many deaths without a healthy time between them."""
         if deaths_in_a_row <= 1:
             return 0.0
-        return min(self.max_backoff, self.first_backoff * 2.0 ** (deaths_in_a_row - 2))
+        longest = min(self.max_backoff, self.max_ready_backoff) if was_ready else self.max_backoff
+        return min(longest, self.first_backoff * 2.0 ** (deaths_in_a_row - 2))
 
 
 class Supervisor:
@@ -151,7 +154,7 @@ class Supervisor:
     async def run(self) -> None:
         """Starts engines until `stop` or failure; returns with no process left."""
         while not self._stop_wanted.is_set():
-            if await self._pause(self._timing.backoff(self._deaths_in_a_row)):
+            if await self._pause(self._timing.backoff(self._deaths_in_a_row, was_ready=self._failed_loads == 0)):
                 break
             cause = await self._live_once()
             if self._stop_wanted.is_set():

@@ -1,13 +1,18 @@
-"""The real engine process over FakeRuntime, whose tokens are a function of the history: python fake_engine.py FD."""
+"""The real engine process over FakeRuntime, whose tokens are a function of the history: python fake_engine.py FD.
+
+After every step the scheduler's and the ledger's invariants are checked: a breach is a death that no test expects.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 from millpond.config import EngineConfig
 from millpond.engine.build import context_params
+from millpond.engine.core import EngineCore, StepResult
 from millpond.runtime.base import Runtime
 from millpond.runtime.fake import CostModel, FakeRuntime
 from millpond.types import MemoryKind
@@ -24,5 +29,13 @@ def load(config: EngineConfig, progress: Callable[[float], bool]) -> Runtime:
     return FakeRuntime(params, n_ctx_train=N_CTX_TRAIN, cost=COST, on_cost=time.sleep)
 
 
+class CheckedCore(EngineCore):
+    def step(self, *arguments: Any) -> StepResult:
+        result = super().step(*arguments)
+        self.scheduler.check()
+        return result
+
+
 if __name__ == "__main__":
+    sys.modules["millpond.engine.build"].EngineCore = CheckedCore
     sys.exit(engine_main(int(sys.argv[1]), load))

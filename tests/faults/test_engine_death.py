@@ -120,8 +120,8 @@ async def test_a_kill_while_it_loads_is_survived():
         assert client.restarts == 1
 
 
-async def test_kills_at_random_moments_lose_repeat_and_change_nothing():
-    rng = random.Random(5)
+async def test_kills_at_random_moments_lose_repeat_and_change_nothing(fault_seed: int):
+    rng = random.Random(fault_seed)
     async with engine(kv_cells=512) as client:
         logs: list[TokenLog] = []
         for wave in range(5):
