@@ -66,6 +66,9 @@ class EngineConfig:
         choices=("f16", "bf16", "f32", "q8_0", "q4_0"),
     )
     exact: bool = setting(False, "bit-exact outputs whatever the load: separate KV streams and qualified KV types")
+    swa_full: bool = setting(
+        False, "sliding-window models: every layer keeps all cells; takes more memory, and makes no difference in reuse"
+    )
     quantum: int = setting(0, "tokens after which a sequence gives its slot to a waiting one; 0: off", minimum=0)
     prefix_cache: bool = setting(True, "share prompt prefixes between requests")
     cache_cells: int | None = setting(None, "cells that idle prefixes may hold; auto: a quarter of the pool", minimum=0)

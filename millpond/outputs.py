@@ -167,6 +167,22 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryAbilities:
+    """What the loaded model's memory was found to do; what is False is not relied on."""
+
+    restores: bool = True
+    """A saved state, put into another slot, goes on as the original does."""
+    trims: bool = True
+    """A sequence can be cut back to fewer tokens."""
+    batches: bool = True
+    """Two sequences decoded in one batch come out as alone."""
+    tested: bool = False
+    """Tried on this model at load; attention memory is not, its contract is the library's own."""
+    findings: tuple[str, ...] = ()
+    """What failed and what follows from it, for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineInfo:
     """What a ready engine serves; "auto" settings resolved."""
 
@@ -177,3 +193,6 @@ class EngineInfo:
     max_model_len: int
     unified: bool
     """One shared pool of cells; False: one ordered region a slot (--exact)."""
+    abilities: MemoryAbilities = MemoryAbilities()
+    chat_template: str = ""
+    """Jinja source from the model file; "" where it has none."""

@@ -91,7 +91,8 @@ async def _serve(
         llm = build()
         name = config.server.model_name or model.name
         metrics = watch.metrics_page(llm.client)
-        app = create_app(llm, config.server, config.queue, name, time.time, metrics=metrics)
+        template = _chat_template(config.server.chat_template)
+        app = create_app(llm, config.server, config.queue, name, time.time, metrics=metrics, chat_template=template)
         llm.start()
         announcing = asyncio.create_task(_announce(llm, engine))
         drains: list[tuple[float, asyncio.Task[None]]] = []

@@ -21,6 +21,7 @@ from millpond.models import ResolvedModel, TerminalProgress, resolve_model
 if TYPE_CHECKING:
     from millpond.doctor.exact_settings import Trial
     from millpond.doctor.report import DoctorReport, ExactCost, ExactnessReport, Layout, ModelReport
+    from millpond.outputs import MemoryAbilities
 
 MODEL = typer.Argument(
     help="Registry name, path of a GGUF file, or hf:org/repo/file.gguf.",
@@ -123,6 +124,7 @@ def render(report: DoctorReport) -> Iterable[str]:
         yield from _model(report.model)
     if report.generation is not None:
         made = report.generation
+        yield from _memory(made.abilities)
         yield from _section("generation")
         yield f"  prompt         {made.prompt!r} ({made.prompt_tokens} tokens)"
         yield f"  output         {made.text!r} ({made.output_tokens} tokens)"
@@ -149,6 +151,15 @@ def _model(model: ModelReport) -> Iterable[str]:
     yield f"  context        {info.n_ctx_train} tokens, {info.kv_bytes_per_token} bytes of KV a token"
     yield f"  chat template  {'yes' if model.chat_template else 'none: only text completions'}"
     yield f"  tokens         {info.n_vocab}; {'adds' if model.adds_bos else 'no'} BOS; ends at {ends or 'none'}"
+
+
+def _memory(found: MemoryAbilities) -> Iterable[str]:
+    """Lines of the model's section."""
+    names = {"restore": found.restores, "cut back": found.trims, "decode side by side": found.batches}
+    can = ", ".join(name for name, able in names.items() if able)
+    yield f"  memory can     {can or 'nothing that could be relied on'}{' (tried)' if found.tested else ''}"
+    for finding in found.findings:
+        yield f"  finding        {finding}"
 
 
 def _exactness(found: ExactnessReport) -> Iterable[str]:

@@ -11,7 +11,7 @@ from millpond.doctor.exact_settings import ExactSettings, Qualification, Trial
 from millpond.doctor.machine import LibraryReport, MachineReport
 from millpond.engine.build import build_core, context_params
 from millpond.errors import InternalError
-from millpond.outputs import ModelInfo, TokenEvent
+from millpond.outputs import MemoryAbilities, ModelInfo, TokenEvent
 from millpond.request import Request
 from millpond.runtime.base import ContextParams, Runtime, Vocab
 from millpond.sampling_params import SamplingParams
@@ -49,6 +49,7 @@ class GenerationReport:
     output_tokens: int
     prefill_tokens_per_second: float
     decode_tokens_per_second: float
+    abilities: MemoryAbilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,7 @@ def generation_report(runtime: Runtime, config: EngineConfig, clock: Callable[[]
         output_tokens=len(tokens),
         prefill_tokens_per_second=len(prompt_ids) / max(first - began, 1e-9),
         decode_tokens_per_second=(len(tokens) - 1) / max(ended - first, 1e-9),
+        abilities=core.info.abilities,
     )
 
 

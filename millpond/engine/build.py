@@ -12,7 +12,7 @@ from millpond.engine.core import EngineCore
 from millpond.engine.grammars import CompileGrammar, PendingGrammars
 from millpond.engine.kv_executor import KVExecutor
 from millpond.engine.model_runner import ModelRunner
-from millpond.engine.selftest import Abilities, probe_memory
+from millpond.engine.selftest import probe_memory
 from millpond.errors import ConfigError
 from millpond.kvcache.manager import KVCacheManager
 from millpond.kvcache.naive import NaiveIndex
@@ -20,7 +20,7 @@ from millpond.kvcache.payload import StateIdentity
 from millpond.kvcache.radix_tree import RadixTree
 from millpond.kvcache.spans import PagedSpans, WholeSpans
 from millpond.kvcache.stored import StoredIndex
-from millpond.outputs import EngineInfo
+from millpond.outputs import EngineInfo, MemoryAbilities
 from millpond.runtime.base import ContextLimits, ContextParams, Runtime
 from millpond.runtime.one_by_one import OneByOneRuntime
 from millpond.sampling.sampler import SamplerFactory
@@ -60,6 +60,7 @@ def context_params(config: EngineConfig, *, n_ctx_train: int, memory_kind: Memor
         unified=not config.exact,
         kv_type_k=config.kv_type_k or DEFAULT_KV_TYPE,
         kv_type_v=config.kv_type_v or DEFAULT_KV_TYPE,
+        swa_full=config.swa_full,
     )
     return params if config.pass_rows is None else replace(params, n_ubatch=pass_width(config.pass_rows))
 
@@ -96,7 +97,9 @@ def build_core(
     for key in store.held_keys():
         stored.add(key)
     shares = config.prefix_cache and abilities.restores
-    layout = PagedSpans() if limits.can_copy_ranges else WholeSpans(can_cut=limits.can_trim)
+    # A saved state keeps only the last window of a sliding-window sequence: it is of use at its own length alone.
+    whole = WholeSpans(can_cut=runtime.model.memory_kind is MemoryKind.ATTENTION)
+    layout = PagedSpans() if limits.can_copy_ranges else whole
     index = RadixTree() if limits.can_copy_ranges and shares else NaiveIndex()
     n_cells = _ledger_cells(runtime, info)
     manager = KVCacheManager(n_cells, limits.n_slots, index, layout, stored, reuse=shares)
@@ -109,10 +112,10 @@ def build_core(
     return EngineCore(info, scheduler, executor, runner, grammars, clock)
 
 
-def _proven(runtime: Runtime) -> Abilities:
+def _proven(runtime: Runtime) -> MemoryAbilities:
     """Attention memory is what the contract suite holds; of any other kind, each model is tried."""
     if runtime.model.memory_kind is MemoryKind.ATTENTION:
-        return Abilities(restores=True, batches=True)
+        return MemoryAbilities(trims=runtime.limits.can_trim)
     abilities = probe_memory(runtime)
     for finding in abilities.findings:
         logger.warning("%s model: %s", runtime.model.memory_kind.value, finding)
@@ -126,7 +129,7 @@ def _ledger_cells(runtime: Runtime, info: EngineInfo) -> int:
     return runtime.limits.n_cells
 
 
-def _engine_info(runtime: Runtime, config: EngineConfig, abilities: Abilities) -> EngineInfo:
+def _engine_info(runtime: Runtime, config: EngineConfig, abilities: MemoryAbilities) -> EngineInfo:
     limits = runtime.limits
     longest = limits.cells_per_slot
     wanted = config.max_model_len or min(longest, runtime.model.n_ctx_train or longest)
@@ -139,6 +142,8 @@ def _engine_info(runtime: Runtime, config: EngineConfig, abilities: Abilities) -
         max_running=min(config.max_running, limits.n_slots) if abilities.batches else 1,
         max_model_len=wanted,
         unified=limits.unified,
+        abilities=abilities,
+        chat_template=runtime.vocab.chat_template or "",
     )
 
 
@@ -183,7 +188,7 @@ def _scheduler_config(
         quantum=config.quantum,
         identity=identity,
         share_prefixes=shares,
-        can_cut=limits.can_trim,
+        can_cut=info.abilities.trims,
         always_save=config.always_save,
     )
 

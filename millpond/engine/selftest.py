@@ -7,11 +7,10 @@ ability is proven on this model: what fails is switched off, and said.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from millpond.errors import RuntimeFailure
+from millpond.outputs import MemoryAbilities
 from millpond.runtime.base import Batch, Logits, Runtime
 from millpond.types import SlotId, TokenId
 
@@ -22,32 +21,25 @@ BATCH_TOLERANCE = 1.0
 """Beside another row the kernels differ: noise is below this, a mixed-up state far above."""
 
 
-@dataclass(frozen=True, slots=True)
-class Abilities:
-    restores: bool
-    """A saved state, put into another slot, goes on as the original does."""
-    batches: bool
-    """Two sequences decoded in one batch come out as alone."""
-    findings: tuple[str, ...] = ()
-    """What failed, for the log and the operator."""
-
-
-def probe_memory(runtime: Runtime) -> Abilities:
+def probe_memory(runtime: Runtime) -> MemoryAbilities:
     """Leaves every slot empty. Takes a few dozen rows."""
     probe = _Probe(runtime)
     try:
         restores = probe.restores()
+        trims = restores and runtime.limits.can_trim and probe.trims()
         batches = not restores or runtime.limits.n_slots < 2 or probe.batches()
     except RuntimeFailure as error:
-        return Abilities(False, False, (f"the memory test failed: {error}",))
+        return MemoryAbilities(False, False, False, True, (f"the memory test failed: {error}",))
     finally:
         probe.clear()
     findings: list[str] = []
     if not restores:
         findings.append("a restored state does not go on like the original: nothing is saved or reused")
+    elif runtime.limits.can_trim and not trims:
+        findings.append("a sequence that was cut back goes on wrong: after a failed step it starts over")
     if not batches:
         findings.append("sequences decoded together disturb each other: they run one at a time")
-    return Abilities(restores, batches, tuple(findings))
+    return MemoryAbilities(restores, trims, batches, True, tuple(findings))
 
 
 class _Probe:
@@ -57,14 +49,27 @@ class _Probe:
         self._tokens = [(17 + 101 * index) % n_vocab for index in range(PROBE_TOKENS + 2)]
         self._here = SlotId(0)
         self._there = SlotId(min(1, runtime.limits.n_slots - 1))
+        self._expected = np.zeros(n_vocab, np.float32)
 
     def restores(self) -> bool:
         self._prefill()
         saved = self._runtime.save(self._here, 0, PROBE_TOKENS)
-        expected = self._next([self._here], PROBE_TOKENS)[0]
+        self._expected = self._next([self._here], PROBE_TOKENS)[0]
         self._runtime.drop(self._there)
         self._runtime.restore(self._there, 0, PROBE_TOKENS, saved)
-        return _distance(self._next([self._there], PROBE_TOKENS)[0], expected) <= RESTORE_TOLERANCE
+        return self._goes_on(self._there)
+
+    def trims(self) -> bool:
+        """After restores(): the original is cut back by its last token, which is then computed again."""
+        try:
+            self._runtime.trim(self._here, PROBE_TOKENS)
+        except RuntimeFailure:
+            return False
+        return self._goes_on(self._here)
+
+    def _goes_on(self, slot: SlotId) -> bool:
+        """The slot holds PROBE_TOKENS tokens; then one more, as every slot of the probe."""
+        return _distance(self._next([slot], PROBE_TOKENS)[0], self._expected) <= RESTORE_TOLERANCE
 
     def batches(self) -> bool:
         """Both slots hold the same PROBE_TOKENS + 1 tokens, after restores() with two slots."""

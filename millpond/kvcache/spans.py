@@ -66,7 +66,7 @@ class PagedSpans:
 @dataclass(frozen=True, slots=True)
 class WholeSpans:
     can_cut: bool
-    """The model can trim a restored sequence: a prefix of a saved one is usable too."""
+    """A restored sequence can be cut back: a prefix of a saved one is usable too."""
     keeps_residents: bool = False
 
     def spans(self, history: TokenHistory, length: int) -> list[SpanKey]:

@@ -27,6 +27,7 @@ from millpond.server.routes.completions import completions_router
 from millpond.server.routes.health import health_router
 from millpond.server.routes.metrics import MetricsSource, NoMetrics, metrics_router
 from millpond.server.routes.models import models_router
+from millpond.server.routes.props import props_router
 from millpond.server.routes.requests import ClientLeft
 from millpond.server.routes.tokenize import tokenize_router
 
@@ -45,15 +46,25 @@ def create_app(
     new_id: Callable[[], str] = _new_id,
     ping_interval: float = PING_INTERVAL,
     metrics: MetricsSource | None = None,
+    chat_template: str | None = None,
 ) -> FastAPI:
     """`clock` is wall time in seconds; `new_id` gives 8 or more unguessable characters. See context_of for the rest.
 
     Raises ConfigError for a keys file that cannot be used.
     """
-    context = ServerContext(engine, config, queue, model_name, clock, new_id, int(clock()), ping_interval)
+    context = ServerContext(
+        engine, config, queue, model_name, clock, new_id, int(clock()), ping_interval, chat_template=chat_template
+    )
     app = FastAPI(title="Millpond", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.context = context
-    for make_router in (health_router, models_router, chat_router, completions_router, tokenize_router):
+    for make_router in (
+        health_router,
+        models_router,
+        props_router,
+        chat_router,
+        completions_router,
+        tokenize_router,
+    ):
         app.include_router(make_router(context))
     source = metrics or NoMetrics()
     app.include_router(metrics_router(source))

@@ -27,6 +27,8 @@ class ServerContext:
     """A fresh unguessable name, for requests."""
     started_at: int
     ping_interval: float = PING_INTERVAL
+    chat_template: str | None = None
+    """Source given by --chat-template; None: the model's own."""
     exchanges: Exchanges = field(default_factory=Exchanges)
 
     @property

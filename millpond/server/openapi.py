@@ -183,6 +183,31 @@ _ANSWERS: dict[str, Any] = {
     "Health": _object({"status": {"const": "ok"}}),
     "Readiness": _object({"status": _STRING, "reason": _STRING}),
     "Version": _object({"version": _STRING, "library": _NULLABLE_STRING}),
+    "Props": _object(
+        {
+            "model_alias": _STRING,
+            "total_slots": _INTEGER,
+            "n_ctx": _INTEGER,
+            "default_generation_settings": _object({"n_ctx": _INTEGER}),
+            "chat_template": _STRING,
+            "modalities": _object({"vision": {"type": "boolean"}, "audio": {"type": "boolean"}}),
+            "build_info": _STRING,
+            "memory": _object(
+                {
+                    "kind": _STRING,
+                    "sliding_window": {"type": ["integer", "null"]},
+                    "cells": _INTEGER,
+                    "unified": {"type": "boolean"},
+                    "bytes_per_token": _INTEGER,
+                    "restores": {"type": "boolean"},
+                    "trims": {"type": "boolean"},
+                    "batches": {"type": "boolean"},
+                    "tested": {"type": "boolean"},
+                    "findings": _array(_STRING),
+                }
+            ),
+        }
+    ),
     "Root": _object({"name": _STRING, "version": _STRING, "model": _STRING}),
     "Tokens": _object({"tokens": _array(_INTEGER), "count": _INTEGER, "max_model_len": {"type": ["integer", "null"]}}),
     "Text": _object({"content": _STRING, "prompt": _STRING}),

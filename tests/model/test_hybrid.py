@@ -1,145 +1,50 @@
 """Chats on tiny hybrid, recurrent and sliding-window models: reuse grows, and every logit is that of a cold run.
 
-Random weights make greedy text a weak witness, so the reported log probabilities are compared; a planted wrong token
-in the history shows how far off they would be.
+A planted wrong token in the history shows how far off the compared log probabilities would be.
 """
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tiny_gguf
+from tiny_chats import NOISE, WRITERS, Tiny, cached, chat, distance, message, run
 
-from millpond.config import EngineConfig
-from millpond.engine.build import build_core, context_params
-from millpond.engine.core import EngineCore
-from millpond.outputs import FinishEvent, TokenEvent
 from millpond.request import Request
-from millpond.runtime.llamacpp.runtime import LlamaCppRuntime
 from millpond.sampling_params import SamplingParams
 from millpond.types import FinishReason, MemoryKind, RequestId, SequenceId
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
-
-WRITERS = {
-    "lfm2": (tiny_gguf.write_tiny_lfm2, MemoryKind.HYBRID),
-    "mamba": (tiny_gguf.write_tiny_mamba, MemoryKind.RECURRENT),
-    "gemma3": (tiny_gguf.write_tiny_gemma3, MemoryKind.SLIDING_WINDOW),
-}
-NOISE = 0.1
-"""Largest difference of a log probability that another batch shape makes on these models (measured: under 0.02)."""
-
-
-@dataclass
-class Tiny:
-    path: Path
-    kind: MemoryKind
-    cores: list[LlamaCppRuntime] = field(default_factory=list)
-
-    def core(self, n_cells: int = 2048, **settings: Any) -> EngineCore:
-        config = replace(EngineConfig(max_running=4, kv_cells=n_cells, threads=2), **settings)
-        params = context_params(config, n_ctx_train=2048, memory_kind=self.kind)
-        runtime = LlamaCppRuntime.load(
-            self.path, params, digest=self.path.name, gpu_layers=0, progress=None, environ=os.environ
-        )
-        self.cores.append(runtime)
-        return build_core(runtime, config, time.monotonic)
 
 
 @pytest.fixture(scope="module", params=list(WRITERS))
 def tiny(
     request: pytest.FixtureRequest, smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Tiny]:
-    writer, kind = WRITERS[request.param]
+    writer, kind, settings = WRITERS[request.param]
     path = tmp_path_factory.mktemp("tiny") / f"{request.param}.gguf"
     writer(path, tiny_gguf.Tokenizer.read(smollm2_path))
-    made = Tiny(path, kind)
+    made = Tiny(path, kind, settings)
     yield made
     for runtime in made.cores:
         runtime.close()
 
 
-@dataclass
-class Answer:
-    ids: list[int]
-    logprobs: list[dict[int, float]]
-    finish: FinishEvent
-
-
-def run(core: EngineCore, prompts: dict[int, list[int]], n_tokens: int = 12) -> dict[int, Answer]:
-    """All prompts at once, greedy, with the 20 best alternatives of each token."""
-    params = SamplingParams(temperature=0.0, ignore_eos=True, logprobs=20)
-    events: dict[int, list[TokenEvent]] = {number: [] for number in prompts}
-    ends: dict[int, FinishEvent] = {}
-    base = core.scheduler.steps * 1000
-    for number, ids in prompts.items():
-        request = Request(RequestId(str(number)), tuple(ids), params, n_tokens, seed=1, arrival=time.monotonic())
-        core.add(SequenceId(base + number), request)
-    while core.has_work:
-        result = core.step()
-        core.scheduler.check()
-        for event in result.tokens:
-            events[event.sequence_id - base].append(event)
-        ends |= {finish.sequence_id - base: finish for finish in result.finished}
-    return {number: _answer(events[number], ends[number]) for number in prompts}
-
-
-def _answer(events: list[TokenEvent], finish: FinishEvent) -> Answer:
-    tables: list[dict[int, float]] = []
-    for event in events:
-        assert event.logprobs is not None
-        tables.append({event.token_id: event.logprobs.chosen, **dict(event.logprobs.top)})
-    return Answer([event.token_id for event in events], tables, finish)
-
-
-def distance(first: Answer, second: Answer) -> float:
-    """Largest difference of a log probability that both report, up to the first token that differs."""
-    worst = 0.0
-    for mine, other, a, b in zip(first.logprobs, second.logprobs, first.ids, second.ids, strict=True):
-        worst = max([worst, *(abs(mine[token] - other[token]) for token in mine.keys() & other.keys())])
-        if a != b:
-            gap = abs(mine[a] - mine.get(b, -1e9))
-            return max(worst, 0.0 if gap < NOISE else gap)
-    return worst
-
-
-def message(turn: int, length: int = 40) -> list[int]:
-    """A user message and the assistant's header, in the donor's chat markers (1: start, 2: end)."""
-    text = [300 + (turn * 97 + 31 * index) % 4000 for index in range(length)]
-    return [1, 4093, 198, *text, 2, 198, 1, 520, 9531, 198]
-
-
-def chat(core: EngineCore, turns: int, salt: int = 0) -> list[tuple[list[int], Answer]]:
-    """(prompt, answer) of each turn; a turn's prompt is all that came before."""
-    history: list[int] = []
-    said: list[tuple[list[int], Answer]] = []
-    for turn in range(turns):
-        prompt = [*history, *message(turn + 10 * salt, 70 if turn == 0 else 40)]
-        answer = run(core, {0: prompt})[0]
-        said.append((prompt, answer))
-        history = [*prompt, *answer.ids, 2, 198]
-    return said
-
-
 def test_each_turn_reuses_more_and_equals_a_cold_run(tiny: Tiny) -> None:
     core = tiny.core()
     cold = tiny.core(prefix_cache=False)
-    cached: list[int] = []
+    reused: list[int] = []
     for prompt, answer in chat(core, 6):
         usage = answer.finish.usage
         assert usage.cached_tokens + usage.computed_prompt_tokens == len(prompt)
-        cached.append(usage.cached_tokens)
+        reused.append(usage.cached_tokens)
         reference = run(cold, {0: prompt})[0]
         assert reference.finish.usage.cached_tokens == 0
         assert distance(answer, reference) <= NOISE
-    assert cached[0] == 0 and all(later > earlier for earlier, later in pairwise(cached)), cached
+    assert reused[0] == 0 and all(later > earlier for earlier, later in pairwise(reused)), reused
 
 
 def test_a_state_wrong_by_one_token_would_be_seen(tiny: Tiny) -> None:
@@ -190,3 +95,74 @@ def test_a_cancelled_turn_leaves_its_state(tiny: Tiny) -> None:
     follow_up = [*prompt, *ids, 2, 198, *message(6)]
     answer = run(core, {0: follow_up})[0]
     assert answer.finish.usage.cached_tokens >= len(prompt) + len(ids) - 1
+
+
+def test_six_at_once_answer_as_alone_and_equal_prompts_alike(tiny: Tiny) -> None:
+    cold = tiny.core(prefix_cache=False)
+    alone = {number: run(cold, {0: message(number, 30)})[0] for number in range(6)}
+    core = tiny.core(max_running=6, prefix_cache=False)
+    together = run(core, {number: message(number, 30) for number in range(6)})
+    assert all(distance(together[number], alone[number]) <= NOISE for number in range(6))
+    assert all(distance(first, second) > 2 * NOISE for first, second in combinations(alone.values(), 2)), "no witness"
+    same = run(core, {number: message(3, 30) for number in range(6)})
+    assert all(distance(answer, alone[3]) <= NOISE for answer in same.values())
+
+
+def test_six_prompts_of_half_a_pool_each_all_complete(tiny: Tiny) -> None:
+    sizes = (65, 90, 120, 60, 140, 110)
+    core = tiny.core(n_cells=256, growth_watermark=0.0, max_running=6)
+    prompts = {number: message(40 + number, size) for number, size in enumerate(sizes)}
+    answers = run(core, prompts, n_tokens=30)
+    cold = tiny.core(prefix_cache=False)
+    for number, prompt in prompts.items():
+        assert len(answers[number].ids) == 30
+        assert distance(answers[number], run(cold, {0: prompt}, n_tokens=30)[0]) <= NOISE
+
+
+def test_reuse_begins_with_the_second_sighting_of_a_short_prompt(tiny: Tiny) -> None:
+    core = tiny.core()
+    first = message(50, 60)
+    assert cached(run(core, {0: first})[0]) == 0
+    again = run(core, {0: [*first, *message(51, 10)]})[0]
+    assert cached(again) >= 64
+
+
+def test_the_same_prompt_three_times_then_a_shorter_one(tiny: Tiny) -> None:
+    core, cold = tiny.core(), tiny.core(prefix_cache=False)
+    prompt = [*message(60, 80), *message(61, 60)]
+    reference = run(cold, {0: prompt})[0]
+    for _ in range(3):
+        assert distance(run(core, {0: prompt})[0], reference) <= NOISE
+    shorter = prompt[: len(prompt) - 25]
+    assert distance(run(core, {0: shorter})[0], run(cold, {0: shorter})[0]) <= NOISE
+
+
+def test_a_state_that_went_to_disk_and_back_goes_on_as_before(tiny: Tiny, tmp_path: Path) -> None:
+    core = tiny.core(spill_ram=1, spill_dir=str(tmp_path), instance="test")
+    (prompt, answer), *_ = chat(core, 1, salt=7)
+    history = [*prompt, *answer.ids, 2, 198]
+    demoted: list[Path] = []
+    for number in range(60):
+        run(core, {0: message(100 + number, 100)}, n_tokens=1)
+        demoted = list((tmp_path / "prefix").glob("*.kv"))
+        if len(demoted) > 20:
+            break
+    assert len(demoted) > 20, "the RAM tier never ran over"
+    follow_up = [*history, *message(99)]
+    warm = run(core, {0: follow_up})[0]
+    assert cached(warm) == len(prompt) + len(answer.ids) - 1
+    assert distance(warm, run(tiny.core(prefix_cache=False), {0: follow_up})[0]) <= NOISE
+
+
+def test_a_sliding_window_prefix_cut_behind_its_window_is_computed_again(tiny: Tiny) -> None:
+    """A long state shares only its head with a new prompt; the head's window is not in a state of windows only."""
+    core, cold = tiny.core(), tiny.core(prefix_cache=False)
+    head = message(70, 90)
+    long = [*head, *message(71, 300)]
+    answer = run(core, {0: long})[0]
+    other = [*head[:80], *message(72, 50)]
+    assert distance(run(core, {0: other})[0], run(cold, {0: other})[0]) <= NOISE
+    follow_up = [*long, *answer.ids, 2, 198, *message(73)]
+    warm = run(core, {0: follow_up})[0]
+    assert cached(warm) == len(long) + len(answer.ids) - 1, "the long state is still there"
+    assert distance(warm, run(cold, {0: follow_up})[0]) <= NOISE

@@ -1,6 +1,6 @@
 """Writes tiny GGUF files with random weights, for the kinds of memory that no small public model brings along.
 
-Knows GGUF keys and tensor names of three architectures; the tokenizer is copied from a donor file. The output of such
+Knows GGUF keys and tensor names of four architectures; the tokenizer is copied from a donor file. The output of such
 a model means nothing and greedy text repeats itself: tests compare logits.
 """
 
@@ -85,13 +85,17 @@ class _Writer:
 
     def feed_forward(self, block: str) -> None:
         self.norms(f"{block}.ffn_norm")
+        self.gated_feed_forward(block)
+
+    def gated_feed_forward(self, block: str) -> None:
         self.matrix(f"{block}.ffn_gate", FEED_FORWARD, WIDTH)
         self.matrix(f"{block}.ffn_up", FEED_FORWARD, WIDTH)
         self.matrix(f"{block}.ffn_down", WIDTH, FEED_FORWARD)
 
-    def attention(self, block: str) -> None:
+    def attention(self, block: str, *, gated: bool = False) -> None:
+        """`gated`: the query matrix has a gate beside each head's query."""
         self.norms(f"{block}.attn_q_norm", f"{block}.attn_k_norm", size=HEAD_WIDTH)
-        self.matrix(f"{block}.attn_q", WIDTH, WIDTH)
+        self.matrix(f"{block}.attn_q", WIDTH * (2 if gated else 1), WIDTH)
         self.matrix(f"{block}.attn_k", KV_HEADS * HEAD_WIDTH, WIDTH)
         self.matrix(f"{block}.attn_v", KV_HEADS * HEAD_WIDTH, WIDTH)
         self.matrix(f"{block}.attn_output", WIDTH, WIDTH)
@@ -182,4 +186,43 @@ def write_tiny_gemma3(path: Path, tokenizer: Tokenizer, *, seed: int = 1) -> Non
         writer.norms(f"{block}.attn_norm", f"{block}.post_attention_norm", f"{block}.post_ffw_norm")
         writer.attention(block)
         writer.feed_forward(block)
+    writer.finish()
+
+
+def write_tiny_qwen35(path: Path, tokenizer: Tokenizer, *, seed: int = 1) -> None:
+    """Hybrid memory: gated delta nets (a matrix as state) and gated attention, by turns."""
+    n_layers, key_heads, value_heads, head = 4, 2, 4, 32
+    keys, values = key_heads * head, value_heads * head
+    writer = _Writer(path, "qwen35", tokenizer, n_layers=n_layers, seed=seed)
+    writer.gguf.add_feed_forward_length(FEED_FORWARD)
+    writer.gguf.add_head_count(HEADS)
+    writer.gguf.add_head_count_kv(KV_HEADS)
+    writer.gguf.add_key_length(HEAD_WIDTH)
+    writer.gguf.add_value_length(HEAD_WIDTH)
+    writer.gguf.add_rope_freq_base(1e6)
+    writer.gguf.add_rope_dimension_count(HEAD_WIDTH)
+    writer.gguf.add_rope_dimension_sections([8, 4, 4, 0])
+    writer.gguf.add_full_attention_interval(2)
+    writer.gguf.add_ssm_conv_kernel(4)
+    writer.gguf.add_ssm_inner_size(values)
+    writer.gguf.add_ssm_state_size(head)
+    writer.gguf.add_ssm_time_step_rank(value_heads)
+    writer.gguf.add_ssm_group_count(key_heads)
+    writer.norms("output_norm")
+    for index in range(n_layers):
+        block = f"blk.{index}"
+        writer.norms(f"{block}.attn_norm", f"{block}.post_attention_norm")
+        writer.gated_feed_forward(block)
+        if index % 2:
+            writer.attention(block, gated=True)
+            continue
+        writer.matrix(f"{block}.attn_qkv", 2 * keys + values, WIDTH)
+        writer.matrix(f"{block}.attn_gate", values, WIDTH)
+        writer.matrix(f"{block}.ssm_conv1d", 2 * keys + values, 4, f32=True)
+        writer.noise(f"{block}.ssm_dt.bias", value_heads)
+        writer.gguf.add_tensor(f"{block}.ssm_a", -np.linspace(0.05, 0.5, value_heads, dtype=np.float32))
+        writer.matrix(f"{block}.ssm_beta", value_heads, WIDTH)
+        writer.matrix(f"{block}.ssm_alpha", value_heads, WIDTH)
+        writer.norms(f"{block}.ssm_norm", size=head)
+        writer.matrix(f"{block}.ssm_out", WIDTH, values)
     writer.finish()

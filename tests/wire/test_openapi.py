@@ -71,6 +71,8 @@ async def test_the_document_names_every_route_and_its_bodies():
         "/",
         "/health",
         "/ready",
+        "/metrics",
+        "/props",
         "/version",
         "/v1/models",
         "/v1/models/{model_id}",
