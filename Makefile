@@ -13,8 +13,8 @@ CODE := millpond tests benchmarks scripts examples
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help serve test test-fast test-slow test-model test-faults check lint types format coverage docs bench \
-        model clean
+.PHONY: help serve test test-fast test-slow test-model test-faults faults soak check lint types format coverage docs \
+        bench model clean
 
 help: ## show this list
 	@echo "make TARGET [ARGS='--port 8080'] [PYTHON=python3.12]"
@@ -39,6 +39,12 @@ test-model: $(DEV_STAMP) model ## tests on the real model
 
 test-faults: $(DEV_STAMP) model ## tests that kill, stop and starve processes
 	$(call tests,faults,faults,120)
+
+faults: $(DEV_STAMP) model ## the fault tests at length: 20 seeds of each random one
+	@$(BIN)/python -m pytest -q tests/faults --fault-seeds 20 $(PYTEST_ARGS)
+
+soak: $(DEV_STAMP) model ## minutes of mixed load with random faults on the real server (ARGS='--minutes 5 --exact')
+	@$(BIN)/python benchmarks/soak.py $(ARGS)
 
 lint: $(DEV_STAMP)
 	@$(BIN)/ruff check $(wildcard $(CODE))

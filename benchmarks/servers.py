@@ -50,6 +50,15 @@ class RunningServer:
         self._process = process
         self._model = model
 
+    @property
+    def process(self) -> psutil.Process:
+        return self._process
+
+    def engine(self) -> psutil.Process | None:
+        """Millpond's engine process; None while there is none."""
+        children = self._process.children()
+        return children[0] if children else None
+
     def cpu_seconds(self) -> float:
         """User + system time so far, of the process and its children."""
         family = [self._process, *self._process.children(recursive=True)]

@@ -42,7 +42,7 @@ def parse_settings(description: str, sections: Sequence[str]) -> Settings:
     if unknown:
         parser.error(f"unknown sections: {', '.join(sorted(unknown))}")
     return Settings(
-        model=given.model or _default_model(os.environ),
+        model=given.model or default_model(os.environ),
         threads=given.threads,
         pairs=given.pairs,
         only=only or tuple(sections),
@@ -52,7 +52,7 @@ def parse_settings(description: str, sections: Sequence[str]) -> Settings:
     )
 
 
-def _default_model(environment: Mapping[str, str]) -> Path:
+def default_model(environment: Mapping[str, str]) -> Path:
     named = environment.get("MILLPOND_TEST_MODEL")
     if named:
         return Path(named)
