@@ -59,6 +59,14 @@ class RunningServer:
         children = self._process.children()
         return children[0] if children else None
 
+    def is_ready(self) -> bool:
+        """Asks; blocks for a moment."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{self.spec.ready_path}", timeout=5) as answer:
+                return answer.status == 200
+        except OSError:
+            return False
+
     def cpu_seconds(self) -> float:
         """User + system time so far, of the process and its children."""
         family = [self._process, *self._process.children(recursive=True)]
