@@ -67,7 +67,7 @@ class EngineConfig:
     )
     exact: bool = setting(False, "bit-exact outputs whatever the load: separate KV streams and qualified KV types")
     swa_full: bool = setting(
-        False, "sliding-window models: every layer keeps all cells; takes more memory, and makes no difference in reuse"
+        False, "sliding-window models: every layer keeps all cells, at no gain but with --exact, where it is always on"
     )
     quantum: int = setting(0, "tokens after which a sequence gives its slot to a waiting one; 0: off", minimum=0)
     prefix_cache: bool = setting(True, "share prompt prefixes between requests")

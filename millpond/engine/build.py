@@ -60,7 +60,8 @@ def context_params(config: EngineConfig, *, n_ctx_train: int, memory_kind: Memor
         unified=not config.exact,
         kv_type_k=config.kv_type_k or DEFAULT_KV_TYPE,
         kv_type_v=config.kv_type_v or DEFAULT_KV_TYPE,
-        swa_full=config.swa_full,
+        # As it was when the model was qualified.
+        swa_full=config.swa_full or config.exact,
     )
     return params if config.pass_rows is None else replace(params, n_ubatch=pass_width(config.pass_rows))
 

@@ -72,3 +72,12 @@ def test_a_longer_state_in_ram_wins_over_a_short_one_in_cells() -> None:
     assert finish.usage.cached_tokens >= len(long)
     assert core.scheduler.meter.stored_hit_tokens >= len(long) - 128, "the long one lay in RAM"
     assert ids == runtime.expected_greedy([*long, 5, 6, 7], 8, ignore_eos=True)
+
+
+@pytest.mark.parametrize(
+    ("exact", "swa_full", "expected"), [(False, False, False), (False, True, True), (True, False, True)]
+)
+def test_exact_runs_with_the_windows_it_was_qualified_with(exact: bool, swa_full: bool, expected: bool) -> None:
+    config = EngineConfig(exact=exact, swa_full=swa_full, max_running=2, kv_cells=1024)
+    params = context_params(config, n_ctx_train=1024, memory_kind=MemoryKind.SLIDING_WINDOW)
+    assert params.swa_full is expected
