@@ -232,7 +232,8 @@ async def test_an_engine_death_is_only_a_pause():
 
 
 async def test_a_lost_engine_is_a_finish_in_a_stream_and_an_error_before_it():
-    async with serving({"faults": {"1": [[5, "crash"]]}, "load": {"2": "setup_error"}}) as llm:
+    gone = {str(epoch): "setup_error" for epoch in range(2, 9)}
+    async with serving({"faults": {"1": [[5, "crash"]]}, "load": gone}) as llm:
         [deltas] = await read(await llm.submit(PROMPT, SamplingParams(max_tokens=30, seed=7), options()))
         finish = deltas[-1].finish
         assert finish is not None
