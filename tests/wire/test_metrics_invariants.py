@@ -33,8 +33,8 @@ def total(values: Values, name: str) -> float:
 
 async def ask(stack: Stack, number: int, rng: random.Random) -> dict[str, int]:
     """One request of some kind; the sums of its usage."""
-    prompt = "shared beginning of a prompt " * rng.randint(1, 5) + str(number)
-    body = {"max_tokens": rng.randint(1, 40), "ignore_eos": True, "stream": number % 2 == 0}
+    prompt = f"{number % 5} shared beginning of a prompt " * rng.randint(1, 2) + str(number)
+    body = {"max_tokens": rng.randint(1, 120), "ignore_eos": True, "stream": number % 2 == 0}
     if number % 3 == 0:
         body |= {"messages": [{"role": "user", "content": prompt}]}
         path = CHAT
@@ -55,7 +55,7 @@ async def ask(stack: Stack, number: int, rng: random.Random) -> dict[str, int]:
 @pytest.mark.parametrize("death", [False, True], ids=["", "the engine is killed"])
 async def test_the_books_balance(death: bool):
     rng = random.Random(11)
-    async with whole_stack(kv_cells=512, max_running=4) as stack:
+    async with whole_stack(kv_cells=512, max_running=8) as stack:
         asked = [asyncio.ensure_future(ask(stack, number, rng)) for number in range(100)]
         if death:
             await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
