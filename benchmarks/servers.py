@@ -73,6 +73,11 @@ class RunningServer:
         times = [process.cpu_times() for process in family]
         return sum(spent.user + spent.system for spent in times)
 
+    def resident_mib(self) -> float:
+        """Resident memory now, of the process and its children, in MiB."""
+        family = [self._process, *self._process.children(recursive=True)]
+        return sum(process.memory_info().rss for process in family) / 2**20
+
     async def stream(self, prompt: Prompt, max_tokens: int, **extra: Any) -> LiveStream:
         """Starts a greedy completion that only its limit ends."""
         body: dict[str, Any] = {
