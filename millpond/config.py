@@ -82,6 +82,7 @@ class EngineConfig:
     pass_rows: int | None = setting(None, "rows of one pass through the model (resolved by --exact)", internal=True)
     always_save: bool = setting(False, "never re-prefill what can be saved (resolved by --exact)", internal=True)
     instance: str = setting("", "names the server process; its parked files on disk are under this", internal=True)
+    engine_log_format: str = setting("text", "as log_format of the server", internal=True)
     fault_plan: str = setting("", "faults to inject, for tests only", internal=True)
 
 
@@ -131,8 +132,13 @@ class ServerConfig:
     )
     cors_origins: str = setting("*", "origins allowed by CORS, comma separated; empty: none")
     log_level: str = setting("info", "log level", choices=("debug", "info", "warning", "error"))
+    console: bool = setting(True, "show what happens, live, at GET /console")
+    log_format: str = setting("text", "log lines as text, or as JSON objects", choices=("text", "json"))
     metrics: bool = setting(True, "count what happens, and answer GET /metrics")
     metrics_compat: str = setting("none", "also export metrics under the names of", choices=("none", "vllm"))
+    receipts: str = setting("", "file that keeps a receipt of every output; empty: none is kept")
+    receipts_days: float = setting(0.0, "days after which a receipt is taken away; 0: never", minimum=0)
+    receipts_mib: int = setting(1024, "MiB of receipts above which the oldest are taken away; 0: no limit", minimum=0)
 
 
 @dataclass(frozen=True, slots=True)

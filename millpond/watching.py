@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 from millpond import __version__
 from millpond.config import Config
 from millpond.engine_client.client import EngineClient
 from millpond.engine_client.observer import Observer, fan_out
+from millpond.outputs import EngineInfo
+from millpond.receipts.receipt import EngineFacts
+from millpond.receipts.recorder import ReceiptRecorder, Retention
 from millpond.telemetry.exposition import MetricsPage
 from millpond.telemetry.ledger import Ledger
+from millpond.telemetry.request_log import RequestLog
 
 
 class Watch:
-    """`observer` is for the EngineClient. `model`: the name under which it is served."""
+    """`observer` is for the EngineClient, which then goes to `attach`."""
 
     def __init__(self, config: Config, model: str) -> None:
-        """Raises ConfigError."""
+        """`config`: with the engine's settings as the engine gets them. `model`: the name under which it is served.
+
+        Raises ConfigError.
+        """
+        self._config = config
         self._model = model
-        self._compat = config.server.metrics_compat
-        self._ledger = Ledger() if config.server.metrics else None
-        observers: list[Observer] = []
-        if self._ledger is not None:
-            observers.append(self._ledger)
-        self.observer: Observer = fan_out(observers)
+        self._client: EngineClient | None = None
+        self._facts: tuple[EngineInfo, EngineFacts] | None = None
+        server = config.server
+        self._ledger = Ledger() if server.metrics else None
+        self._receipts = self._recorder(Path(server.receipts)) if server.receipts else None
+        watching: list[Observer | None] = [self._ledger, self._receipts, RequestLog()]
+        self.observer: Observer = fan_out([observer for observer in watching if observer is not None])
+
+    def attach(self, client: EngineClient) -> None:
+        """The client whose engine is watched."""
+        self._client = client
 
     def metrics_page(self, client: EngineClient) -> MetricsPage | None:
         """What /metrics shows; None where metrics are off."""
@@ -34,7 +49,7 @@ class Watch:
             self._ledger,
             model=self._model,
             version=__version__,
-            compat=self._compat,
+            compat=self._config.server.metrics_compat,
             clock=time.monotonic,
             info=lambda: client.info,
             side_counts=self._side_counts,
@@ -42,6 +57,50 @@ class Watch:
 
     def close(self) -> None:
         """After the last event: writes what is not written yet."""
+        if self._receipts is not None:
+            self._receipts.close()
+
+    def _recorder(self, path: Path) -> ReceiptRecorder:
+        server = self._config.server
+        return ReceiptRecorder(
+            path,
+            secrets.token_hex(8),
+            wall=time.time,
+            monotonic=time.monotonic,
+            engine=self._engine_facts,
+            retention=Retention(server.receipts_days, server.receipts_mib),
+        )
+
+    def _engine_facts(self) -> EngineFacts | None:
+        info = None if self._client is None else self._client.info
+        if info is None:
+            return None
+        if self._facts is None or self._facts[0] is not info:
+            self._facts = info, engine_facts(self._config, info)
+        return self._facts[1]
 
     def _side_counts(self) -> Mapping[str, float]:
-        return {}
+        receipts = self._receipts
+        if receipts is None:
+            return {}
+        return {"millpond_receipts_written": receipts.written, "millpond_receipts_dropped": receipts.dropped}
+
+
+def engine_facts(config: Config, info: EngineInfo) -> EngineFacts:
+    """What a receipt says of the engine: all that is needed to run its request again."""
+    from millpond.engine.build import DEFAULT_KV_TYPE
+
+    engine = config.engine
+    return EngineFacts(
+        model=config.model,
+        model_digest=info.model.digest,
+        library=info.model.library,
+        millpond=__version__,
+        exact=not info.unified,
+        kv_type_k=engine.kv_type_k or DEFAULT_KV_TYPE,
+        kv_type_v=engine.kv_type_v or DEFAULT_KV_TYPE,
+        kv_cells=info.n_cells,
+        max_running=info.max_running,
+        max_model_len=info.max_model_len,
+        prefix_cache=engine.prefix_cache,
+    )

@@ -51,20 +51,22 @@ def serve(
     config: Config, model: ResolvedModel, *, command: EngineCommand | None = None, vocab: Vocab | None = None
 ) -> int:
     """`millpond serve`: returns when drained. Tests bring an engine and its vocabulary. Raises SetupError."""
-    configure_logging(config.server.log_level)
+    configure_logging(config.server.log_level, config.server.log_format)
     _allow_open_files(config.server.max_connections)
-    engine = engine_config(config.engine, model)
+    engine = replace(engine_config(config.engine, model), engine_log_format=config.server.log_format)
     runner = asyncio.Runner(loop_factory=_loop_factory())
-    with runner, closing(watch_of(config, model)) as watch:
+    with runner, closing(watch_of(replace(config, engine=engine), model)) as watch:
 
         def build() -> AsyncLLM:
-            return build_async_llm(config, engine, model, command, vocab, watch.observer)
+            llm = build_async_llm(config, engine, model, command, vocab, watch.observer)
+            watch.attach(llm.client)
+            return llm
 
         return runner.run(_serve(config, engine, model, build, watch))
 
 
 def watch_of(config: Config, model: ResolvedModel) -> Watch:
-    """Metrics and whatever else is to see what happens. Raises ConfigError."""
+    """Metrics and whatever else is to see what happens. `config`: with the engine's. Raises ConfigError."""
     from millpond.watching import Watch
 
     return Watch(config, config.server.model_name or model.name)
@@ -238,7 +240,7 @@ def _compiled(source: str | None) -> str | None:
     return source
 
 
-def configure_logging(level: str) -> None:
+def configure_logging(level: str, log_format: str = "text") -> None:
     logging.basicConfig(
         level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
@@ -282,6 +284,11 @@ def load_local_engine(config: Config, model: ResolvedModel, progress: Callable[[
         runtime = load_llamacpp(engine, progress)
         undo.callback(runtime.close)
         core = build_core(runtime, engine, time.monotonic)
+    if log_format == "json":
+        from millpond.telemetry.json_logs import JsonFormatter
+
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonFormatter())
         template = given or runtime.vocab.chat_template
         text = InputProcessor(runtime.vocab, template, core.info.max_model_len, datetime.now)
         kept = undo.pop_all()
@@ -345,3 +352,4 @@ def _tie_to_parent() -> None:
 
 if __name__ == "__main__":
     sys.exit(engine_main(int(sys.argv[1])))
+        configure_logging("info", load.config.engine_log_format)

@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         ("receipts", "telemetry", "hooks"),
         frozenset({"engine.messages", "engine_client.observer", "engine_client.token_log"}),
     ),
-    "watching": frozenset({"engine_client", "receipts", "telemetry", "hooks", "models"}),
+    "watching": frozenset({"engine", "engine_client", "receipts", "telemetry", "hooks", "models"}),
     "async_llm": frozenset({"engine_client", "text"}),
     "server": frozenset({"async_llm", "console"}),
     "console": frozenset({"async_llm"}),

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from millpond import __version__
-from millpond.cli import bench, cache, chat, doctor, generate, keys, models, serve
+from millpond.cli import bench, cache, chat, doctor, generate, keys, models, receipts, serve
 from millpond.cli.errors import one_line_errors
 from millpond.cli.options import with_settings
 from millpond.cli.sampling import with_sampling
@@ -53,6 +53,12 @@ def build_app() -> typer.Typer:
     key_commands.callback()(_no_work)
     key_commands.command("new")(one_line_errors(keys.new))
     app.add_typer(key_commands, name="keys", rich_help_panel="Manage")
+    kept = typer.Typer(help="List, show, verify and replay the receipts of a server.", no_args_is_help=True)
+    kept.command("list")(one_line_errors(receipts.list_receipts))
+    kept.command("show")(one_line_errors(receipts.show))
+    kept.command("verify")(one_line_errors(receipts.verify))
+    kept.command("replay")(one_line_errors(receipts.replay))
+    app.add_typer(kept, name="receipts", rich_help_panel="Manage")
     app.command("version", rich_help_panel="Manage")(version)
     return app
 

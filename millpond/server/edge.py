@@ -73,7 +73,7 @@ class Edge:
         except QueueFull as error:
             await error_response(wire_error(error))(scope, receive, tagged)
         except Exception:
-            _log.exception("request %s failed", request_id)
+            _log.exception("request %s failed", request_id, extra={"request_id": request_id})
             if not started:
                 await error_response(internal_error())(scope, receive, tagged)
 

@@ -141,9 +141,9 @@ class GenerationResponse(Response):
         except MillpondError as error:
             failure = wire_error(error)
             if failure.status == 500:
-                _log.error("request %s failed", self._head.id, exc_info=error)
+                _log.error("request %s failed", self._head.id, exc_info=error, extra={"request_id": self._head.id})
         except Exception:
-            _log.exception("request %s failed", self._head.id)
+            _log.exception("request %s failed", self._head.id, extra={"request_id": self._head.id})
             failure = internal_error()
         await self._fail(failure, scope, receive, send)
 

@@ -66,6 +66,7 @@ async def whole_stack(
             draw_seed=lambda: next(seeds),
             request_timeout=600.0,
         )
+        watch.attach(client)
         llm.start()
         try:
             await client.wait_ready()
