@@ -244,6 +244,11 @@ def configure_logging(level: str, log_format: str = "text") -> None:
     logging.basicConfig(
         level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
+    if log_format == "json":
+        from millpond.telemetry.json_logs import JsonFormatter
+
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonFormatter())
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -284,11 +289,6 @@ def load_local_engine(config: Config, model: ResolvedModel, progress: Callable[[
         runtime = load_llamacpp(engine, progress)
         undo.callback(runtime.close)
         core = build_core(runtime, engine, time.monotonic)
-    if log_format == "json":
-        from millpond.telemetry.json_logs import JsonFormatter
-
-        for handler in logging.getLogger().handlers:
-            handler.setFormatter(JsonFormatter())
         template = given or runtime.vocab.chat_template
         text = InputProcessor(runtime.vocab, template, core.info.max_model_len, datetime.now)
         kept = undo.pop_all()
@@ -314,6 +314,7 @@ def engine_main(
         from millpond.engine.build import build_core
         from millpond.runtime.faults import FaultPlan, FaultyRuntime
 
+        configure_logging("info", load.config.engine_log_format)
         runtime = loader(load.config, progress)
         if load.config.fault_plan:
             runtime = FaultyRuntime(runtime, FaultPlan.parse(load.config.fault_plan, epoch=load.epoch))
@@ -352,4 +353,3 @@ def _tie_to_parent() -> None:
 
 if __name__ == "__main__":
     sys.exit(engine_main(int(sys.argv[1])))
-        configure_logging("info", load.config.engine_log_format)
