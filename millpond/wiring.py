@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from millpond.config import Config, EngineConfig
+from millpond.errors import EngineFailed, SetupError
 
 if TYPE_CHECKING:
     from millpond.async_llm import AsyncLLM
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("millpond")
 
 _PR_SET_PDEATHSIG = 1
+_LOADING_SECONDS = 0.1
+"""Between two looks at how far the model is loaded."""
 OTHER_OPEN_FILES = 128
 """Descriptors of a server besides its connections, those to spare included."""
 _ENGINE_OOM_SCORE = 500
@@ -96,7 +99,7 @@ async def _serve(
         template = _chat_template(config.server.chat_template)
         app = create_app(llm, config.server, config.queue, name, time.time, metrics=metrics, chat_template=template)
         llm.start()
-        announcing = asyncio.create_task(_announce(llm, engine))
+        announcing = asyncio.create_task(_announce(llm, config.engine, engine, model))
         drains: list[tuple[float, asyncio.Task[None]]] = []
 
         def drain() -> None:
@@ -105,7 +108,8 @@ async def _serve(
 
         flush_seconds = 0.0
         try:
-            in_order = await serve_app(app, config.server, lambda url: None, drain)
+            serving = asyncio.ensure_future(serve_app(app, config.server, lambda url: None, drain))
+            in_order = await _served(serving, announcing)
             if in_order and engine.spill_dir and drains:
                 flush_seconds = max(0.0, drains[0][0] - time.monotonic())
         finally:
@@ -126,24 +130,34 @@ def _parked_files(engine: EngineConfig) -> Generator[None]:
         yield
     finally:
         if lock is not None:
+async def _served(serving: asyncio.Future[bool], starting: asyncio.Future[None]) -> bool:
+    """What `serving` gives. Raises SetupError when the first engine cannot start: nobody has been served yet."""
+    await asyncio.wait({serving, starting}, return_when=asyncio.FIRST_COMPLETED)
+    failure = starting.exception() if starting.done() and not starting.cancelled() else None
+    if failure is not None and not serving.done():
+        serving.cancel()
+        await asyncio.wait([serving])
+        raise failure
+    return await serving
+
+
             lock.release()
 
 
-async def _announce(llm: AsyncLLM, engine: EngineConfig) -> None:
-    from millpond.engine.build import resolved
+async def _announce(llm: AsyncLLM, asked: EngineConfig, engine: EngineConfig, model: ResolvedModel) -> None:
+    """Says what is being loaded, how far it is, and what every "auto" became. Raises SetupError if it cannot be."""
+    from millpond.engine.resolution import resolutions, table
+    from millpond.runtime.llamacpp.context import physical_cores
 
-    info = await llm.client.wait_ready()
-    settings = resolved(engine, info)
-    logger.info(
-        "ready: %s (%s), kv_cells %d, max_model_len %d, max_running %d, threads %s, K/V %s/%s",
-        info.model.name,
-        info.model.description,
-        info.n_cells,
-        info.max_model_len,
-        info.max_running,
-        settings.threads or "auto",
-        settings.kv_type_k,
-        settings.kv_type_v,
+    began = time.monotonic()
+    await _show_loading(llm, model)
+    try:
+        info = await llm.client.wait_ready()
+    except EngineFailed:
+        raise SetupError(llm.client.state[1]) from None
+    about = info.model
+    head = (
+        f"ready in {time.monotonic() - began:.1f} s: {about.name} ({about.description}), max_running {info.max_running}"
     )
 
 
@@ -155,6 +169,20 @@ def engine_config(config: EngineConfig, model: ResolvedModel) -> EngineConfig:
     """
     instance = f"{os.getpid()}-{secrets.token_hex(4)}"
     engine = replace(config, model_path=str(model.path), model_digest=model.sha256, instance=instance)
+    logger.info("\n".join([head, *table(resolutions(asked, engine, info, physical_cores()))]))
+
+
+async def _show_loading(llm: AsyncLLM, model: ResolvedModel) -> None:
+    """Returns when the engine no longer loads."""
+    from millpond.models import TerminalProgress
+
+    size = model.path.stat().st_size
+    with TerminalProgress(sys.stderr).task(f"loading {model.name}", size) as report:
+        while llm.client.state[0] == "loading":
+            report(int(llm.client.load_fraction * size))
+            await asyncio.sleep(_LOADING_SECONDS)
+        if llm.client.state[0] == "ready":
+            report(size)
     if not engine.exact:
         return engine
     from millpond.doctor.exact import exact_config, store_of, subject_of

@@ -135,7 +135,9 @@ def _engine_info(runtime: Runtime, config: EngineConfig, abilities: MemoryAbilit
     longest = limits.cells_per_slot
     wanted = config.max_model_len or min(longest, runtime.model.n_ctx_train or longest)
     if wanted > longest:
-        raise ConfigError("max_model_len", f"{wanted} tokens do not fit: a sequence can have {longest} KV cells")
+        raise ConfigError(
+            "max_model_len", f"{wanted} do not fit: a sequence can have {longest} cells; lower it, or raise kv_cells"
+        )
     return EngineInfo(
         model=runtime.model,
         n_cells=limits.n_cells,

@@ -98,6 +98,11 @@ class EngineClient:
 
     def start(self) -> None:
         """Starts the engine process; needs a running loop. Requests may be submitted at once."""
+    @property
+    def load_fraction(self) -> float:
+        """How much of the model the engine process has loaded, 0 to 1."""
+        return self._supervisor.load_fraction
+
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._supervisor.run()), loop.create_task(self._tick())]
         self._tasks[0].add_done_callback(self._on_supervisor_end)

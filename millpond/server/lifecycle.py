@@ -174,7 +174,10 @@ def bind(host: str, port: int) -> socket.socket:
         bound.bind(address)
     except (OSError, OverflowError) as error:
         bound.close()
-        raise ConfigError("port", f"cannot listen on {host}:{port}: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            "port", f"cannot listen on {host}:{port}: {reason}; choose another --port or --host"
+        ) from None
     return bound
 
 

@@ -120,7 +120,9 @@ def create_context(model: LoadedModel, params: ContextParams) -> LlamaContext:
     with model.library.complaints() as complaints:
         pointer = bindings.llama_init_from_model(model.pointer, library_params)
     if pointer is None:
-        raise SetupError(f"cannot create a context of {params.n_cells} cells: {load_reason(complaints)}")
+        raise SetupError(
+            f"cannot create a context of {params.n_cells} cells; lower kv_cells: {load_reason(complaints)}"
+        )
     limits = ContextLimits(
         n_cells=bindings.llama_n_ctx(pointer),
         n_slots=params.n_slots,

@@ -1,0 +1,48 @@
+"""How `millpond serve` starts: what it says of every "auto", its progress in a terminal, and a start that fails."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.model, pytest.mark.slow]
+
+
+def serve(model: Path, port: int, *flags: str, **streams: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "millpond", "serve", str(model), "--port", str(port), *flags]
+    return subprocess.Popen(command, env={**os.environ, "MILLPOND_CONFIG": os.devnull}, **streams)
+
+
+def test_a_setting_that_cannot_be_ends_the_start(smollm2_path: Path, unused_tcp_port: int) -> None:
+    server = serve(smollm2_path, unused_tcp_port, "--kv-cells", "512", "--max-model-len", "900", stderr=subprocess.PIPE)
+    _, errors = server.communicate(timeout=60)
+    assert server.returncode == 1
+    last = errors.decode().splitlines()[-1]
+    assert last == "error: max_model_len: 900 do not fit: a sequence can have 512 cells; lower it, or raise kv_cells"
+
+
+def test_a_terminal_sees_the_progress_and_every_auto(smollm2_path: Path, unused_tcp_port: int) -> None:
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 120))
+    server = serve(smollm2_path, unused_tcp_port, "--threads", "2", stderr=theirs)
+    os.close(theirs)
+    seen = ""
+    while "5 %" not in seen:
+        data = os.read(ours, 4096)
+        assert data, seen
+        seen += data.decode(errors="replace")
+    server.send_signal(signal.SIGTERM)
+    assert server.wait(60) == 0
+    os.close(ours)
+    assert f"loading {smollm2_path.stem}" in seen
+    assert "100%" in seen
+    assert re.search(r"kv_cells +8192 +auto: the model's context", seen)
+    assert "threads  " not in seen.split("ready in")[1]
