@@ -75,7 +75,8 @@ def simulate(
     if not as_json:
         typer.echo(_line(_HEADINGS, widths))
     for figures in play_all(grid, load, Machine(cells, running)):
-        typer.echo(json.dumps(asdict(figures)) if as_json else _line(_cells(figures), widths))
+        record = {"rate": rate, "seed": seed, **asdict(figures)}
+        typer.echo(json.dumps(record) if as_json else _line(_cells(figures), widths))
         sys.stdout.flush()
 
 

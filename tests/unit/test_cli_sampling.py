@@ -60,7 +60,7 @@ def test_flags_of_every_kind() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--temperature", "hot"], "hot"),
+        (["--temperature", "hot"], "--temperature"),
         (["--logit-bias", "5"], "logit_bias: '5' is not ID=BIAS, like 50=-2.5"),
         (["--logit-bias", "x=5"], "logit_bias: {'x': 5.0} is not an object like"),
         (["--top-p", "2"], "top_p: must be between 0.0 and 1.0, got 2.0"),
