@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 
 from millpond.engine_client.client import EngineClient
 from millpond.engine_client.token_log import TokenLog
+from millpond.engine_client.window import EngineView, EngineWindow, RequestView
 from millpond.errors import EngineFailed, InvalidParameter, MillpondError, NotReady
 from millpond.outputs import EngineInfo, SequenceUsage, StepStats, TokenLogprobs
 from millpond.request import Request
@@ -27,12 +28,15 @@ __all__ = [
     "AsyncLLM",
     "ChatInput",
     "EngineStatus",
+    "EngineView",
+    "EngineWindow",
     "Finish",
     "OutputDelta",
     "OutputStream",
     "PromptInput",
     "RequestOptions",
     "RequestStream",
+    "RequestView",
     "TextEngine",
     "TextInput",
     "TokenInput",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from millpond.types import FinishReason, MemoryKind, SequenceId, SequenceStatus, TokenId
+from millpond.types import FinishReason, MemoryKind, SequenceId, SequenceStatus, SlotId, TokenId
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +142,29 @@ class StepStats:
     def seconds(self) -> float:
         """Wall time of the step."""
         return (self.schedule_ms + self.move_ms + self.decode_ms + self.sample_ms) / 1000.0
+
+
+class PoolRun(NamedTuple):
+    """KV cells that the same slots hold: tokens [start, start + cells) of each of them."""
+
+    slots: list[SlotId]
+    sequence_ids: list[SequenceId]
+    """Owners, parked ones among them; empty: a finished prefix, kept for reuse."""
+    start: int
+    cells: int
+
+
+class SequenceProgress(NamedTuple):
+    """Where a live sequence stands in the engine."""
+
+    sequence_id: SequenceId
+    status: SequenceStatus
+    computed_tokens: int
+    """Tokens that its cells hold now; less than it has while it is parked or catches up."""
+    cached_tokens: int
+    """Of the prompt, those not computed for it."""
+    parked_for: str | None
+    """PREEMPTED: what was short, "cells" or "slots"."""
 
 
 @dataclass(frozen=True, slots=True)

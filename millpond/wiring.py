@@ -97,7 +97,17 @@ async def _serve(
         name = config.server.model_name or model.name
         metrics = watch.metrics_page(llm.client)
         template = _chat_template(config.server.chat_template)
-        app = create_app(llm, config.server, config.queue, name, time.time, metrics=metrics, chat_template=template)
+        console = llm.client.window if config.server.console else None
+        app = create_app(
+            llm,
+            config.server,
+            config.queue,
+            name,
+            time.time,
+            metrics=metrics,
+            chat_template=template,
+            console=console,
+        )
         llm.start()
         announcing = asyncio.create_task(_announce(llm, config.engine, engine, model))
         drains: list[tuple[float, asyncio.Task[None]]] = []

@@ -13,7 +13,7 @@ from millpond.engine.grammars import PendingGrammars
 from millpond.engine.kv_executor import KVExecutor
 from millpond.engine.model_runner import ModelRunner
 from millpond.errors import CallerError
-from millpond.outputs import EngineInfo, FinishEvent, StatusEvent, StepStats, TokenEvent
+from millpond.outputs import EngineInfo, FinishEvent, PoolRun, SequenceProgress, StatusEvent, StepStats, TokenEvent
 from millpond.request import Request
 from millpond.sampling.structured.base import Grammar
 from millpond.scheduler.output import ScheduledRows
@@ -94,6 +94,10 @@ class EngineCore:
 
     def end(self, sequence_id: SequenceId, reason: FinishReason) -> None:
         self.scheduler.end(sequence_id, reason)
+
+    def inspect(self) -> tuple[list[PoolRun], list[SequenceProgress]]:
+        """The pool's runs of cells and every live sequence's progress, for display; between steps only."""
+        return self.scheduler.pool_runs(), self.scheduler.progress()
 
     def shutdown(self, flush_seconds: float) -> None:
         """Ends every sequence. What prefixes hold goes to the disk tier, if there is one, the hottest first and for at

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import msgspec
 
 from millpond.config import EngineConfig
-from millpond.outputs import EngineInfo, FinishEvent, StatusEvent, StepStats, TokenEvent
+from millpond.outputs import EngineInfo, FinishEvent, PoolRun, SequenceProgress, StatusEvent, StepStats, TokenEvent
 from millpond.request import Request
 from millpond.types import EngineEpoch, FinishReason, SequenceId, TokenId
 
@@ -60,7 +60,11 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     flush_seconds: float = 0.0
 
 
-Command: TypeAlias = Load | AddRequest | AbortSequence | Acknowledge | Stop
+class Inspect(msgspec.Struct, frozen=True, tag=True):
+    """Somebody looks: answer with one Inspection, after the step that runs. Nothing is prepared for it before."""
+
+
+Command: TypeAlias = Load | AddRequest | AbortSequence | Acknowledge | Stop | Inspect
 
 
 class LoadProgress(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -101,7 +105,15 @@ class EngineError(msgspec.Struct, frozen=True, tag=True, array_like=True):
     setup: bool
 
 
-Event: TypeAlias = LoadProgress | EngineReady | StepFrame | BatchAnnounced | EngineError
+class Inspection(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """What lies in the KV pool and where every live sequence stands, between two steps."""
+
+    epoch: EngineEpoch
+    pool: list[PoolRun]
+    sequences: list[SequenceProgress]
+
+
+Event: TypeAlias = LoadProgress | EngineReady | StepFrame | BatchAnnounced | EngineError | Inspection
 
 _encoder = msgspec.msgpack.Encoder()
 _command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)

@@ -24,6 +24,8 @@ from millpond.engine.messages import (
     EngineReady,
     Event,
     FrameBuffer,
+    Inspect,
+    Inspection,
     Load,
     LoadProgress,
     StepFrame,
@@ -112,6 +114,7 @@ class Worker:
         self._acknowledged = 0
         self._announced: list[SequenceId] = []
         self._stop: Stop | None = None
+        self._is_watched = False
         self._early: list[Command] = []
 
     def run(self) -> int:
@@ -154,6 +157,9 @@ class Worker:
             behind = self._frame - self._acknowledged >= MAX_UNACKNOWLEDGED_FRAMES
             timeout = None if behind or not core.has_work else idle
             self._obey(core, self._channel.receive(timeout))
+            if self._is_watched:
+                self._is_watched = False
+                self._channel.send(Inspection(self._epoch, *core.inspect()))
             if self._stop is not None or behind or not core.has_work:
                 continue
             result = self._step(core)
@@ -202,6 +208,8 @@ class Worker:
                     self._acknowledged = command.frame
                 case Stop():
                     self._stop = command
+                case Inspect():
+                    self._is_watched = True
                 case Load():
                     logger.error("a second Load was ignored")
 

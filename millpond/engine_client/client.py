@@ -21,6 +21,7 @@ from millpond.engine_client.supervisor import (
     SupervisorTiming,
 )
 from millpond.engine_client.token_log import TokenLog
+from millpond.engine_client.window import EngineWindow
 from millpond.errors import CallerError, EngineFailed, MillpondError, NeverFits, NotReady, QueueFull
 from millpond.outputs import EngineInfo, StepStats
 from millpond.request import Request
@@ -50,6 +51,7 @@ class EngineClient:
         self._supervisor = Supervisor(
             self._book, engine, command or EngineCommand(), self._timing, clock, self._observer
         )
+        self.window = EngineWindow(self._book, self._supervisor, clock)
         self._tasks: list[asyncio.Task[None]] = []
         self._draining = False
         self._waiting_for_info = 0

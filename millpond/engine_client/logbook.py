@@ -44,6 +44,10 @@ class LogBook:
         self._on_empty: list[Callable[[], None]] = []
         self.rates = ServiceRates()
         self.last_stats: StepStats | None = None
+        self.tokens = 0
+        """Output tokens of all sequences so far, those taken again after an engine's death included."""
+        self.end_listeners: list[Callable[[TokenLog], None]] = []
+        """Told of every log that ended, on the loop's thread; they must be quick and not raise."""
         self.losses = 0
         """Accepted sequences whose end was an error."""
 
@@ -120,6 +124,7 @@ class LogBook:
                 return f"sequence {log.sequence_id} ended at {finish.output_length}, its log has {len(log.ids)} tokens"
             if log is not None:
                 self._finish(log, finish, now)
+        self.tokens += len(frame.tokens)
         self.rates.record_tokens(len(frame.tokens))
         if frame.stats is not None:
             self.last_stats = frame.stats
@@ -217,6 +222,8 @@ class LogBook:
         if log.finish.reason in (FinishReason.STOP, FinishReason.LENGTH):
             self.rates.record_output_length(len(log.ids))
         self._observer.on_finished(log, now)
+        for listener in self.end_listeners:
+            listener(log)
         if was_on_trial:
             self._give_due()
         self._tell_if_empty()

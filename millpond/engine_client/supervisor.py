@@ -30,6 +30,8 @@ from millpond.engine.messages import (
     EngineError,
     EngineReady,
     Event,
+    Inspect,
+    Inspection,
     Load,
     LoadProgress,
     StepFrame,
@@ -127,6 +129,8 @@ class Supervisor:
         self.load_fraction = 0.0
         self.info: EngineInfo | None = None
         """Of the last engine that was ready."""
+        self.inspection: Inspection | None = None
+        """The last answer to `inspect`, of the engine that lives."""
 
     @property
     def restarts(self) -> int:
@@ -166,6 +170,11 @@ class Supervisor:
             self._set_state(EngineState.RESTARTING, f"restarting the engine: {cause}")
             self._observer.on_restart(self._epoch, cause)
         self._set_state(EngineState.STOPPED, "stopped")
+
+    def inspect(self) -> None:
+        """Asks a ready engine what its pool holds: `inspection` changes after its step."""
+        if self.state is EngineState.READY and self._channel is not None:
+            self._channel.send(Inspect())
 
     def request_stop(self, flush_seconds: float = 0.0) -> None:
         """Tells the engine to leave, and `run` to return when it has; `kill` is for one that does not.
@@ -287,6 +296,7 @@ class Supervisor:
         if self._channel is not None:
             self._channel.abort()
             self._channel = None
+        self.inspection = None
         self._count_death()
         if not self._stop_wanted.is_set():
             self._set_state(EngineState.RESTARTING, f"restarting the engine: {cause}")
@@ -319,6 +329,8 @@ class Supervisor:
                 self._last_activity = self._clock()
             case EngineReady():
                 self._on_ready(event.info)
+            case Inspection():
+                self.inspection = event
             case EngineError():
                 # What was ready once under the same settings may be so again: say, no memory after a kill for it.
                 self._setup_failed = event.setup and self.info is None

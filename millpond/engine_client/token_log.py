@@ -36,10 +36,12 @@ class TokenLog:
         "closing",
         "cut_tokens",
         "finish",
+        "finished_at",
         "first_token_at",
         "ids",
         "logprobs",
         "parked_seconds",
+        "pauses",
         "preemptions",
         "request",
         "sequence_id",
@@ -59,6 +61,9 @@ class TokenLog:
         """Committed tokens that the server's end took back: those behind a stop string."""
         self.started_at: float | None = None
         self.first_token_at: float | None = None
+        self.finished_at: float | None = None
+        self.pauses: list[tuple[float, float]] = []
+        """Start and end of each time it was parked, the open one left out."""
         self.parked_seconds = 0.0
         self.preemptions = 0
         """Parks and engine deaths it lived through."""
@@ -75,6 +80,16 @@ class TokenLog:
     def is_parked(self) -> bool:
         """It had begun, and waits to go on: preempted, or its engine died."""
         return self._paused_at is not None and self.finish is None
+
+    @property
+    def paused_at(self) -> float | None:
+        """When the open pause began."""
+        return self._paused_at
+
+    @property
+    def awaits_engine(self) -> bool:
+        """Its engine died, and no token came since."""
+        return self._resumed_at_length == len(self.ids)
 
     def append(self, event: TokenEvent, now: float) -> Append:
         """Commits the token if it is the next one; wakes the readers."""
@@ -131,6 +146,7 @@ class TokenLog:
         reason = self.closing or event.reason
         message = event.message if event.reason is reason else ""
         self.finish = FinishEvent(self.sequence_id, len(self.ids), reason, usage, message)
+        self.finished_at = now
         for listener in self._listeners:
             listener()
 
@@ -187,6 +203,7 @@ class TokenLog:
             self.started_at = now
         if self._paused_at is not None:
             self.parked_seconds += now - self._paused_at
+            self.pauses.append((self._paused_at, now))
             self._paused_at = None
 
     def _pause(self, now: float) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from millpond.kvcache.history import TokenHistory
 from millpond.kvcache.ops import Copy, Discard, Drop, KVOp, Restore, Save, SetKind, Trim
 from millpond.kvcache.payload import SpanKey, SpanKind
-from millpond.kvcache.radix_tree import PrefixIndex
+from millpond.kvcache.radix_tree import PrefixIndex, ResidentRun
 from millpond.kvcache.spans import SpanLayout, stored_reach
 from millpond.kvcache.stored import StoredIndex, StoredMatch
 from millpond.types import SlotId
@@ -114,6 +114,14 @@ class KVCacheManager:
 
     def has_slot(self, *, keeping: SlotId | None = None) -> bool:
         return bool(self._free_slots) or any(slot != keeping for slot in self._idle)
+
+    def pool_map(self) -> list[ResidentRun]:
+        """Every used cell once: the shared index's runs, then what live slots hold beyond what they committed."""
+        runs = list(self._index.runs())
+        for slot, handle in self._live.items():
+            if handle.private:
+                runs.append(ResidentRun(frozenset({slot}), self._index.length(slot), handle.private))
+        return runs
 
     # -- changes ---------------------------------------------------------------------------------------------------
 

@@ -5,10 +5,10 @@ PURE. Every slot's cells are its own, so the total is the sum of lengths.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from millpond.kvcache.ops import Merge
-from millpond.kvcache.radix_tree import NO_MATCH, ResidentMatch
+from millpond.kvcache.radix_tree import NO_MATCH, ResidentMatch, ResidentRun
 from millpond.types import SlotId, TokenId
 
 
@@ -55,3 +55,8 @@ class NaiveIndex:
 
     def is_covered(self, slot: SlotId) -> bool:
         return self._lengths[slot] == 0
+
+    def runs(self) -> Iterator[ResidentRun]:
+        for slot, length in self._lengths.items():
+            if length:
+                yield ResidentRun(frozenset({slot}), 0, length)

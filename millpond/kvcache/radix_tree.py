@@ -29,6 +29,15 @@ class ResidentMatch:
 NO_MATCH = ResidentMatch(0, None)
 
 
+@dataclass(frozen=True, slots=True)
+class ResidentRun:
+    """Cells that the same slots hold: tokens [start, start + cells) of each of them."""
+
+    holders: frozenset[SlotId]
+    start: int
+    cells: int
+
+
 class PrefixIndex(Protocol):
     """What the manager needs of an index of resident cells; see RadixTree and naive.NaiveIndex."""
 
@@ -44,6 +53,7 @@ class PrefixIndex(Protocol):
     def exclusive_cells(self, slot: SlotId) -> int: ...
     def cells_held_only_by(self, slots: frozenset[SlotId]) -> int: ...
     def is_covered(self, slot: SlotId) -> bool: ...
+    def runs(self) -> Iterator[ResidentRun]: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -190,6 +200,13 @@ class RadixTree:
     def is_covered(self, slot: SlotId) -> bool:
         """Every cell of the slot is also held by another one: closing it frees nothing and loses nothing."""
         return len(self._tips[slot].holders) > 1
+
+    def runs(self) -> Iterator[ResidentRun]:
+        """Every held cell once, a run before those that continue it. For display: it walks the whole tree."""
+        for root in self._roots.values():
+            for node in _walk(root):
+                if node.parent is not None:
+                    yield ResidentRun(frozenset(node.holders), node.start, len(node.edge))
 
     def check(self) -> None:
         """Asserts the invariants in the module docstring; for tests."""

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 
 from millpond.kvcache.checkpoints import checkpoint_lengths
 from millpond.kvcache.history import TokenHistory
 from millpond.kvcache.manager import CacheHandle, KVCacheManager, PrefixMatch
 from millpond.kvcache.ops import KVOp
 from millpond.kvcache.payload import StateIdentity
-from millpond.outputs import FinishEvent, StatusEvent, StepStats, TokenEvent
+from millpond.outputs import FinishEvent, PoolRun, SequenceProgress, StatusEvent, StepStats, TokenEvent
 from millpond.request import Request, finish_reason_of
 from millpond.scheduler import policy
 from millpond.scheduler.budget import MoveCost, StepBudget, StepCost, StepWork
@@ -38,16 +37,8 @@ from millpond.scheduler.preemption import (
     choose_victim,
     least_generated,
 )
-from millpond.scheduler.sequence import Ending, Sequence
+from millpond.scheduler.sequence import Ending, Sequence, Shortage
 from millpond.types import FinishReason, SequenceId, SequenceStatus, SlotId, TokenId
-
-
-class Shortage(Enum):
-    """Why a sequence cannot start now."""
-
-    SLOTS = "slots"
-    CELLS = "cells"
-
 
 CONSIDERED_WAITERS = 32
 """Waiting sequences that one step looks at; the others are behind them anyway."""
@@ -257,10 +248,10 @@ class Scheduler:
         victim = choose_victim(movable, self._config.victim_rule)
         if victim is None:
             return False
-        self._park(victim, now)
+        self._park(victim, Shortage.CELLS, now)
         return True
 
-    def _park(self, victim: Sequence, now: float) -> None:
+    def _park(self, victim: Sequence, short: Shortage, now: float) -> None:
         """The victim stops. It keeps its cells until somebody needs them, then gives them up span by span."""
         planned = self._rows.pop(victim.id, None)
         if planned is not None:
@@ -269,6 +260,7 @@ class Scheduler:
         self._running.remove(victim)
         self._parked[victim.id] = victim
         victim.yielded = False
+        victim.parked_for = short
         victim.become(SequenceStatus.PREEMPTED, now)
         self.preemptions += 1
         self._statuses.append(StatusEvent(victim.id, victim.status))
@@ -310,7 +302,7 @@ class Scheduler:
         victim = choose_slot_victim(self._running, waiter, turns=short is Shortage.SLOTS)
         if victim is None or victim.id in self._restores:
             return False
-        self._park(victim, now)
+        self._park(victim, short, now)
         self.meter.parked_for_turn += 1
         if victim.request.priority == waiter.request.priority:
             victim.yielded = True
@@ -565,6 +557,28 @@ class Scheduler:
         self._manager.acknowledge(results.saved, results.lost)
 
     # -- figures ---------------------------------------------------------------------------------------------------
+
+    def pool_runs(self) -> list[PoolRun]:
+        """Every used cell once, with the sequences whose slots hold it. For display, between steps."""
+        owners = {seq.handle.slot: seq.id for seq in self._sequences.values()}
+        return [
+            PoolRun(slots, [owners[slot] for slot in slots if slot in owners], run.start, run.cells)
+            for run in self._manager.pool_map()
+            if (slots := sorted(run.holders))
+        ]
+
+    def progress(self) -> list[SequenceProgress]:
+        """Of every live sequence. For display, between steps."""
+        return [
+            SequenceProgress(
+                seq.id,
+                seq.status,
+                seq.num_computed_tokens,
+                min(seq.num_cached_tokens, seq.num_prompt_tokens),
+                seq.parked_for.value if seq.parked_for and seq.status is SequenceStatus.PREEMPTED else None,
+            )
+            for seq in self._sequences.values()
+        ]
 
     def stats(self, runner: RunnerOutput, ops: OpResults, schedule_ms: float) -> StepStats:
         return StepStats(

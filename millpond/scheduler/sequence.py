@@ -7,11 +7,19 @@ computed    [=================>                        catches up with num_token
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 from millpond.kvcache.manager import CacheHandle, PrefixMatch
 from millpond.outputs import SequenceUsage
 from millpond.request import Request
 from millpond.types import FinishReason, SequenceId, SequenceStatus, TokenId
+
+
+class Shortage(Enum):
+    """Why a sequence cannot start or go on now."""
+
+    SLOTS = "slots"
+    CELLS = "cells"
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +50,8 @@ class Sequence:
     started: float | None = None
     first_token: float | None = None
     parked_since: float | None = None
+    parked_for: Shortage | None = None
+    """Of the last time it was parked."""
     parked_seconds: float = 0.0
     parked_before_first_token: float = 0.0
     matched: tuple[int, PrefixMatch] | None = None

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from millpond import __version__
 from millpond.async_llm import TextEngine
 from millpond.config import QueueConfig, ServerConfig
+from millpond.console.feed import Window
 from millpond.errors import MillpondError
 from millpond.server.auth import Authenticator
 from millpond.server.context import PING_INTERVAL, ServerContext
@@ -24,6 +25,7 @@ from millpond.server.limits import InFlight
 from millpond.server.openapi import install_openapi
 from millpond.server.routes.chat import chat_router
 from millpond.server.routes.completions import completions_router
+from millpond.server.routes.console import console_router
 from millpond.server.routes.health import health_router
 from millpond.server.routes.metrics import MetricsSource, NoMetrics, metrics_router
 from millpond.server.routes.models import models_router
@@ -46,9 +48,11 @@ def create_app(
     new_id: Callable[[], str] = _new_id,
     ping_interval: float = PING_INTERVAL,
     metrics: MetricsSource | None = None,
+    console: Window | None = None,
     chat_template: str | None = None,
 ) -> FastAPI:
     """`clock` is wall time in seconds; `new_id` gives 8 or more unguessable characters. See context_of for the rest.
+    `console`: what the console looks through; without it there is none.
 
     Raises ConfigError for a keys file that cannot be used.
     """
@@ -68,6 +72,8 @@ def create_app(
         app.include_router(make_router(context))
     source = metrics or NoMetrics()
     app.include_router(metrics_router(source))
+    if console is not None:
+        app.include_router(console_router(context, console))
     app.add_exception_handler(MillpondError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(ClientLeft, _answer_nobody)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from millpond.console.assets import PATHS as CONSOLE_PATHS
 from millpond.errors import NotReady, QueueFull
 from millpond.server.auth import Authenticator
 from millpond.server.errors import error_response, internal_error, unauthorized, wire_error
@@ -19,6 +20,8 @@ from millpond.server.keys import ANONYMOUS
 from millpond.server.limits import InFlight
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
+KEYLESS_PATHS = OPEN_PATHS | CONSOLE_PATHS
+"""The console's page asks for the key itself; its data needs it."""
 UNCOUNTED_PATHS = OPEN_PATHS | {"/metrics"}
 """What is asked at fixed intervals: counters stand still while nobody else asks."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -62,7 +65,7 @@ class Edge:
             await send(message)
 
         key = self._authenticator.authenticate(scope["headers"])
-        if key is None and scope["path"] not in OPEN_PATHS:
+        if key is None and scope["path"] not in KEYLESS_PATHS:
             await error_response(unauthorized())(scope, receive, tagged)
             return
         unique_id = f"{given}-{fresh[:8]}" if given else fresh

@@ -115,7 +115,7 @@ class GenerationResponse(Response):
         exchange = Exchange()
         work = exchange.start(self._answer(exchange, scope, receive, send))
         exchanges.add(exchange)
-        watcher = asyncio.ensure_future(_client_left(receive))
+        watcher = asyncio.ensure_future(client_left(receive))
         try:
             await asyncio.wait({work, watcher}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -233,7 +233,7 @@ def _raise_if_failed(finish: Finish) -> None:
         raise _Failed(failure)
 
 
-async def _client_left(receive: Receive) -> None:
+async def client_left(receive: Receive) -> None:
     """Returns when the client closed or reset its connection (a request's body is read by then)."""
     while (await receive())["type"] != "http.disconnect":
         pass

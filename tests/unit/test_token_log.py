@@ -131,3 +131,19 @@ def test_a_death_before_the_first_token_is_a_new_start():
     log.set_finish(finish(1), 105.0)
     assert log.finish is not None
     assert log.finish.usage == SequenceUsage(3, 1, 2, queue_ms=9.0)
+
+
+def test_pauses_are_kept_with_their_times_and_the_open_one_apart():
+    log = new_log()
+    log.note_status(SequenceStatus.RUNNING, 1.0)
+    log.append(token(0), 2.0)
+    log.note_status(SequenceStatus.PREEMPTED, 3.0)
+    assert (log.pauses, log.paused_at, log.awaits_engine) == ([], 3.0, False)
+    log.note_status(SequenceStatus.RUNNING, 5.0)
+    log.note_engine_death(6.0)
+    assert (log.pauses, log.paused_at, log.awaits_engine) == ([(3.0, 5.0)], 6.0, True)
+    log.append(token(1), 8.0)
+    assert (log.pauses, log.paused_at, log.awaits_engine) == ([(3.0, 5.0), (6.0, 8.0)], None, False)
+    assert log.total_parked(9.0) == 4.0
+    log.set_finish(finish(2), 9.0)
+    assert log.finished_at == 9.0

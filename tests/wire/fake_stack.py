@@ -7,7 +7,7 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,8 +19,10 @@ from millpond.async_llm import AsyncLLM, TextTools
 from millpond.config import Config, EngineConfig, QueueConfig, ServerConfig
 from millpond.engine_client.client import EngineClient
 from millpond.engine_client.supervisor import EngineCommand, SupervisorTiming
+from millpond.hooks.loading import plugins_of
 from millpond.runtime.base import ContextParams
 from millpond.runtime.fake import FakeRuntime
+from millpond.sampling.structured import CompileThread, GrammarCompiler
 from millpond.text.input_processor import InputProcessor
 from millpond.watching import Watch
 
@@ -43,12 +45,16 @@ class Stack:
 
 @contextlib.asynccontextmanager
 async def whole_stack(
-    *, queue: QueueConfig | None = None, server: dict[str, Any] | None = None, **engine: Any
+    *,
+    queue: QueueConfig | None = None,
+    server: dict[str, Any] | None = None,
+    plugins: Sequence[tuple[str, object]] = (),
+    **engine: Any,
 ) -> AsyncIterator[Stack]:
     """`engine`, `server`: fields of EngineConfig and ServerConfig. The seeds of requests without one are 1, 2, ..."""
     config = Config("fake", EngineConfig(**engine), queue or QueueConfig(), ServerConfig(**(server or {})))
     command = EngineCommand((sys.executable, str(ENGINE)), {**os.environ, "PYTHONPATH": str(ROOT)})
-    with contextlib.closing(Watch(config, "fake")) as watch:
+    with contextlib.closing(Watch(config, "fake", plugins_of(plugins))) as watch:
         client = EngineClient(
             config.engine,
             config.queue,
@@ -61,16 +67,18 @@ async def whole_stack(
         seeds = itertools.count(1)
         llm = AsyncLLM(
             client,
-            TextTools(_input_processor, VOCAB.piece, VOCAB.eog_ids),
+            TextTools(_input_processor, VOCAB.piece, VOCAB.eog_ids, CompileThread(GrammarCompiler(VOCAB)).submit),
             clock=time.monotonic,
             draw_seed=lambda: next(seeds),
             request_timeout=600.0,
+            gate=watch.hooks,
         )
         watch.attach(client)
         llm.start()
         try:
             await client.wait_ready()
-            async with running(llm, source=watch.metrics_page(client), **(server or {})) as served:
+            page, window = watch.metrics_page(client), client.window
+            async with running(llm, source=page, console=window, **(server or {})) as served:
                 yield Stack(served, llm, watch)
         finally:
             await llm.close()

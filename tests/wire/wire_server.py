@@ -11,6 +11,7 @@ from typing import Any
 from fake_text_engine import FakeTextEngine
 
 from millpond.config import QueueConfig, ServerConfig
+from millpond.console.feed import Window
 from millpond.server.app import context_of, create_app
 from millpond.server.lifecycle import Lifecycle
 from millpond.server.routes.metrics import MetricsSource
@@ -36,6 +37,7 @@ async def running(
     ping_interval: float = 10.0,
     drain: Callable[[], None] = lambda: None,
     source: MetricsSource | None = None,
+    console: Window | None = None,
     **settings: Any,
 ) -> AsyncIterator[RunningServer]:
     """`settings` are fields of ServerConfig."""
@@ -45,7 +47,9 @@ async def running(
     def clock() -> float:
         return 1_790_000_000.0
 
-    app = create_app(engine, config, QueueConfig(), MODEL, clock, ping_interval=ping_interval, metrics=source)
+    app = create_app(
+        engine, config, QueueConfig(), MODEL, clock, ping_interval=ping_interval, metrics=source, console=console
+    )
     started = asyncio.Event()
     lifecycle = Lifecycle(app, config, lambda url: started.set(), drain)
     serving = asyncio.ensure_future(lifecycle.run())

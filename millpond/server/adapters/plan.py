@@ -93,6 +93,11 @@ def namespace(of_key: str, cache_salt: str | None, prompt_cache_key: str | None)
     return msgspec.json.encode(parts).decode() if any(parts) else ""
 
 
+def key_namespace(whole: str) -> str:
+    """The API key's part of what `namespace` made."""
+    return msgspec.json.decode(whole, type=list[str])[0] if whole else ""
+
+
 def check_model(name: str | None, served: str) -> None:
     """Raises UnknownModel unless the name is the served one, empty or absent."""
     if name and name != served:
