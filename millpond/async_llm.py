@@ -145,6 +145,23 @@ class TextTools:
     eog_ids: frozenset[TokenId]
 
 
+class RequestGate(Protocol):
+    """Who is asked before a request is accepted: plugins."""
+
+    async def admit(
+        self, request_id: RequestId, prompt_ids: tuple[TokenId, ...], params: SamplingParams, priority: int
+    ) -> tuple[SamplingParams, int]:
+        """Parameters and priority to run it with. Raises CallerError to refuse it."""
+        ...
+
+
+class _OpenGate:
+    async def admit(
+        self, request_id: RequestId, prompt_ids: tuple[TokenId, ...], params: SamplingParams, priority: int
+    ) -> tuple[SamplingParams, int]:
+        return params, priority
+
+
 class AsyncLLM:
     """One served model. `start` needs a running loop; `close` ends everything, whatever state it is in."""
 
@@ -156,6 +173,7 @@ class AsyncLLM:
         clock: Callable[[], float],
         draw_seed: Callable[[], int],
         request_timeout: float,
+        gate: RequestGate | None = None,
     ) -> None:
         """`clock`: monotonic seconds. `draw_seed`: for requests without one. `request_timeout`: seconds, 0: never."""
         self._client = client
@@ -163,6 +181,7 @@ class AsyncLLM:
         self._clock = clock
         self._draw_seed = draw_seed
         self._timeout = request_timeout or None
+        self._gate = gate or _OpenGate()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="millpond-text")
         self._input: InputProcessor | None = None
         self._warm_up: asyncio.Task[None] | None = None
@@ -213,6 +232,7 @@ class AsyncLLM:
         ids, channels = prepared.token_ids, prepared.channels
         if prepared.grammar is not None:
             raise InvalidParameter("tool_choice", "forced tool calls are not supported yet")
+        params, options = await self._through_gate(ids, params, options, info)
         logs = self._client.submit(self._requests(ids, params, options, info, timeout))
         hidden = HiddenTokens(self._text.eog_ids, frozenset(params.stop_token_ids), params.min_tokens)
         readers: list[_OutputReader] = []
@@ -221,6 +241,14 @@ class AsyncLLM:
             processor = OutputProcessor(self._text.piece, stops, hidden, machine)
             readers.append(_OutputReader(index, log, processor, self._client))
         return RequestStream(len(ids), readers, self._client)
+
+    async def _through_gate(
+        self, ids: tuple[TokenId, ...], params: SamplingParams, options: RequestOptions, info: EngineInfo
+    ) -> tuple[SamplingParams, RequestOptions]:
+        admitted, priority = await self._gate.admit(options.request_id, ids, params, options.priority)
+        if admitted is not params:
+            admitted.check_vocabulary(info.model.n_vocab)
+        return admitted, options if priority == options.priority else replace(options, priority=priority)
 
     async def tokenize(self, prompt: PromptInput, *, add_special: bool = True) -> list[TokenId]:
         info = await self._client.wait_info(self._timeout)

@@ -136,6 +136,10 @@ class ServerConfig:
     log_format: str = setting("text", "log lines as text, or as JSON objects", choices=("text", "json"))
     metrics: bool = setting(True, "count what happens, and answer GET /metrics")
     metrics_compat: str = setting("none", "also export metrics under the names of", choices=("none", "vllm"))
+    plugins: bool = setting(True, "load the plugins that are installed (entry point group millpond.plugins)")
+    plugin_budget_ms: float = setting(
+        50.0, "time that one call of a plugin may take; ten longer ones in a row switch it off", minimum=0.1
+    )
     receipts: str = setting("", "file that keeps a receipt of every output; empty: none is kept")
     receipts_days: float = setting(0.0, "days after which a receipt is taken away; 0: never", minimum=0)
     receipts_mib: int = setting(1024, "MiB of receipts above which the oldest are taken away; 0: no limit", minimum=0)

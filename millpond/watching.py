@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from millpond import __version__
 from millpond.config import Config
 from millpond.engine_client.client import EngineClient
 from millpond.engine_client.observer import Observer, fan_out
+from millpond.hooks.loading import Plugin, installed_plugins
+from millpond.hooks.observer import HookObserver
 from millpond.outputs import EngineInfo
 from millpond.receipts.receipt import EngineFacts
 from millpond.receipts.recorder import ReceiptRecorder, Retention
@@ -22,10 +24,10 @@ from millpond.telemetry.request_log import RequestLog
 class Watch:
     """`observer` is for the EngineClient, which then goes to `attach`."""
 
-    def __init__(self, config: Config, model: str) -> None:
+    def __init__(self, config: Config, model: str, plugins: Sequence[Plugin] | None = None) -> None:
         """`config`: with the engine's settings as the engine gets them. `model`: the name under which it is served.
 
-        Raises ConfigError.
+        `plugins`: None: those that are installed. Raises ConfigError.
         """
         self._config = config
         self._model = model
@@ -34,12 +36,16 @@ class Watch:
         server = config.server
         self._ledger = Ledger() if server.metrics else None
         self._receipts = self._recorder(Path(server.receipts)) if server.receipts else None
-        watching: list[Observer | None] = [self._ledger, self._receipts, RequestLog()]
+        self.hooks = self._hooks(installed_plugins() if plugins is None else plugins) if server.plugins else None
+        """The gate of new requests; None where no plugin is."""
+        watching: list[Observer | None] = [self._ledger, self._receipts, RequestLog(), self.hooks]
         self.observer: Observer = fan_out([observer for observer in watching if observer is not None])
 
     def attach(self, client: EngineClient) -> None:
-        """The client whose engine is watched."""
+        """The client whose engine is watched; on the loop that it uses."""
         self._client = client
+        if self.hooks is not None:
+            self.hooks.attach(client.end)
 
     def metrics_page(self, client: EngineClient) -> MetricsPage | None:
         """What /metrics shows; None where metrics are off."""
@@ -57,8 +63,14 @@ class Watch:
 
     def close(self) -> None:
         """After the last event: writes what is not written yet."""
+        if self.hooks is not None:
+            self.hooks.close()
         if self._receipts is not None:
             self._receipts.close()
+
+    def _hooks(self, plugins: Sequence[Plugin]) -> HookObserver | None:
+        budget = self._config.server.plugin_budget_ms / 1e3
+        return HookObserver(plugins, budget=budget, clock=time.monotonic) if plugins else None
 
     def _recorder(self, path: Path) -> ReceiptRecorder:
         server = self._config.server
@@ -80,10 +92,13 @@ class Watch:
         return self._facts[1]
 
     def _side_counts(self) -> Mapping[str, float]:
-        receipts = self._receipts
-        if receipts is None:
-            return {}
-        return {"millpond_receipts_written": receipts.written, "millpond_receipts_dropped": receipts.dropped}
+        counts: dict[str, float] = {}
+        if self._receipts is not None:
+            counts["millpond_receipts_written"] = self._receipts.written
+            counts["millpond_receipts_dropped"] = self._receipts.dropped
+        if self.hooks is not None:
+            counts.update(self.hooks.counts())
+        return counts
 
 
 def engine_facts(config: Config, info: EngineInfo) -> EngineFacts:

@@ -26,7 +26,7 @@ from millpond.config import Config, EngineConfig
 from millpond.errors import EngineFailed, SetupError
 
 if TYPE_CHECKING:
-    from millpond.async_llm import AsyncLLM
+    from millpond.async_llm import AsyncLLM, RequestGate
     from millpond.engine.core import EngineCore
     from millpond.engine.messages import Load
     from millpond.engine_client.observer import Observer
@@ -61,7 +61,7 @@ def serve(
     with runner, closing(watch_of(replace(config, engine=engine), model)) as watch:
 
         def build() -> AsyncLLM:
-            llm = build_async_llm(config, engine, model, command, vocab, watch.observer)
+            llm = build_async_llm(config, engine, model, command, vocab, watch.observer, watch.hooks)
             watch.attach(llm.client)
             return llm
 
@@ -130,16 +130,6 @@ async def _serve(
     return 0
 
 
-@contextmanager
-def _parked_files(engine: EngineConfig) -> Generator[None]:
-    """Holds the lock of this server's parked files while there is a disk tier."""
-    from millpond.spill.instance import InstanceLock
-
-    lock = InstanceLock.try_hold(Path(engine.spill_dir), engine.instance) if engine.spill_dir else None
-    try:
-        yield
-    finally:
-        if lock is not None:
 async def _served(serving: asyncio.Future[bool], starting: asyncio.Future[None]) -> bool:
     """What `serving` gives. Raises SetupError when the first engine cannot start: nobody has been served yet."""
     await asyncio.wait({serving, starting}, return_when=asyncio.FIRST_COMPLETED)
@@ -151,6 +141,16 @@ async def _served(serving: asyncio.Future[bool], starting: asyncio.Future[None])
     return await serving
 
 
+@contextmanager
+def _parked_files(engine: EngineConfig) -> Generator[None]:
+    """Holds the lock of this server's parked files while there is a disk tier."""
+    from millpond.spill.instance import InstanceLock
+
+    lock = InstanceLock.try_hold(Path(engine.spill_dir), engine.instance) if engine.spill_dir else None
+    try:
+        yield
+    finally:
+        if lock is not None:
             lock.release()
 
 
@@ -169,16 +169,6 @@ async def _announce(llm: AsyncLLM, asked: EngineConfig, engine: EngineConfig, mo
     head = (
         f"ready in {time.monotonic() - began:.1f} s: {about.name} ({about.description}), max_running {info.max_running}"
     )
-
-
-def engine_config(config: EngineConfig, model: ResolvedModel) -> EngineConfig:
-    """The engine's settings for one model file and this server process.
-
-    With `exact` the model is qualified first, unless that was done before: seconds, or minutes for large models.
-    Raises ConfigError where it does not qualify.
-    """
-    instance = f"{os.getpid()}-{secrets.token_hex(4)}"
-    engine = replace(config, model_path=str(model.path), model_digest=model.sha256, instance=instance)
     logger.info("\n".join([head, *table(resolutions(asked, engine, info, physical_cores()))]))
 
 
@@ -193,6 +183,16 @@ async def _show_loading(llm: AsyncLLM, model: ResolvedModel) -> None:
             await asyncio.sleep(_LOADING_SECONDS)
         if llm.client.state[0] == "ready":
             report(size)
+
+
+def engine_config(config: EngineConfig, model: ResolvedModel) -> EngineConfig:
+    """The engine's settings for one model file and this server process.
+
+    With `exact` the model is qualified first, unless that was done before: seconds, or minutes for large models.
+    Raises ConfigError where it does not qualify.
+    """
+    instance = f"{os.getpid()}-{secrets.token_hex(4)}"
+    engine = replace(config, model_path=str(model.path), model_digest=model.sha256, instance=instance)
     if not engine.exact:
         return engine
     from millpond.doctor.exact import exact_config, store_of, subject_of
@@ -215,6 +215,7 @@ def build_async_llm(
     command: EngineCommand | None = None,
     vocab: Vocab | None = None,
     observer: Observer | None = None,
+    gate: RequestGate | None = None,
 ) -> AsyncLLM:
     """Not started. Raises SetupError when the model's vocabulary cannot be loaded."""
     from millpond.async_llm import AsyncLLM, TextTools
@@ -240,6 +241,7 @@ def build_async_llm(
         clock=time.monotonic,
         draw_seed=lambda: secrets.randbits(63),
         request_timeout=config.queue.request_timeout,
+        gate=gate,
     )
 
 

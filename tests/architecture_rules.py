@@ -65,8 +65,14 @@ IMPURE_IMPORTS = frozenset(
     "uuid",
 }
 FORBIDDEN_NAMES = frozenset({"utils", "util", "common", "helpers", "helper", "misc"})
-EXCEPTION_EDGES = ("engine/worker.py", "server/edge.py", "server/streaming.py")
-"""Files that may catch every Exception: the engine's worker and the HTTP edge."""
+EXCEPTION_EDGES = (
+    "engine/worker.py",
+    "server/edge.py",
+    "server/streaming.py",
+    "hooks/loading.py",
+    "hooks/runner.py",
+)
+"""Files that may catch every Exception: the engine's worker, the HTTP edge, and where plugins' code is run."""
 
 
 @dataclass(frozen=True, slots=True)

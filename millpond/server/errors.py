@@ -16,7 +16,13 @@ from millpond.async_llm import Finish
 from millpond.errors import CallerError, CapacityError, MillpondError, PayloadTooLarge, QueueFull, UnknownModel
 from millpond.types import FinishReason
 
-_STATUS_BY_CODE = {"request_timeout": 408, "headers_too_large": 431, "invalid_api_key": 401, "not_found": 404}
+_STATUS_BY_CODE = {
+    "request_timeout": 408,
+    "headers_too_large": 431,
+    "invalid_api_key": 401,
+    "not_found": 404,
+    "refused_by_plugin": 403,
+}
 
 
 @dataclass(frozen=True, slots=True)
