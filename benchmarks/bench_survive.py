@@ -81,35 +81,36 @@ async def one_kill(server: RunningServer, prompts: PromptSource, kept: list[Outc
     jobs = [Job(tuple(prompts.prose(PROMPT)), OUTPUT) for _ in range(STREAMS)]
     outcome, pause = await killed(server, jobs)
     kept.append(outcome)
-    load = await load_seconds(server)
-    histories = [
-        (*job.prompt_ids, *result.token_ids[:KILL_AT]) for job, result in zip(jobs, outcome.results, strict=True)
-    ]
-    prefill = await prefill_seconds(server, histories)
-    return {
-        "complete": float(outcome.complete),
-        "pause": pause,
-        "load": load,
-        "prefill": prefill,
-        "ratio": pause / (load + prefill),
-    }
+    return {"complete": float(outcome.complete), "pause": pause}
+
+
+async def parts(server: RunningServer, killed_once: Outcome) -> Measured:
+    """What a death of the same histories must cost."""
+    pairs = zip(killed_once.jobs, killed_once.results, strict=True)
+    histories = [(*job.prompt_ids, *result.token_ids[:KILL_AT]) for job, result in pairs]
+    return {"load": await load_seconds(server), "prefill": await prefill_seconds(server, histories)}
 
 
 def kill_section(bench: Bench, book: OutputBook, label: str, *flags: str) -> None:
+    """Each death is its server's first: later ones have a pause before the restart, which grows."""
     kept: list[Outcome] = []
-    with bench.server(spec(bench.settings, *flags, name=f"millpond {label}")) as server:
-        runs = [
-            bench.single(f"{label} {turn}", server, lambda s, p: one_kill(s, p, kept))
-            for turn in range(bench.settings.pairs_or(3))
-        ]
-        solo_equal = asyncio.run(_equal_to_solo(server, kept)) if label == "exact" else None
+    runs: list[Measured] = []
+    solo_equal = 0
+    subject = spec(bench.settings, *flags, name=f"millpond {label}")
+    for turn in range(bench.settings.pairs_or(3)):
+        with bench.server(subject) as server:
+            run = bench.single(f"{label} {turn}", server, lambda s, p: one_kill(s, p, kept))
+            solo_equal += asyncio.run(_equal_to_solo(server, kept[-1:])) if label == "exact" else 0
+        with bench.server(subject) as server:
+            run |= bench.single(f"{label} {turn} parts", server, lambda s, p: parts(s, kept[-1]))
+        runs.append(run | {"ratio": run["pause"] / (run["load"] + run["prefill"])})
     value = Comparison.VALUE
     all_complete = Target(value, STREAMS, at_most=False)
     bench.add(f"{label}: complete of {STREAMS}", "", [run["complete"] for run in runs], (), all_complete)
     for name in ("pause", "load", "prefill"):
         bench.add(f"{label}: {name}", "s", [run[name] for run in runs])
     bench.add(f"{label}: pause ÷ (load + prefill)", "", [run["ratio"] for run in runs], target=at_most(1.5, value))
-    if solo_equal is not None:
+    if label == "exact":
         target = Target(value, STREAMS * len(kept), at_most=False)
         bench.add(f"{label}: outputs equal to solo runs", "", [solo_equal], target=target)
     for outcome in kept:
