@@ -84,6 +84,8 @@ class StepTotals:
     saved_tokens: int = 0
     saved_bytes: int = 0
     restored_tokens: int = 0
+    disk_tokens: int = 0
+    """Of the restored ones, those that came from the disk tier."""
     restored_bytes: int = 0
     failed_moves: int = 0
     """Copies and restores that failed: their sequences computed again."""

@@ -23,7 +23,7 @@ class _Tally:
         self.saved: list[SpanKey] = []
         self.lost: list[SpanKey] = []
         self.failed: set[SlotId] = set()
-        self.saved_tokens = self.restored_tokens = 0
+        self.saved_tokens = self.restored_tokens = self.disk_tokens = 0
         self.saved_bytes = self.restored_bytes = 0
         self.save_ms = self.restore_ms = 0.0
 
@@ -51,6 +51,7 @@ class KVExecutor:
             failed_slots=frozenset(tally.failed),
             saved_tokens=tally.saved_tokens,
             restored_tokens=tally.restored_tokens,
+            disk_tokens=tally.disk_tokens,
             saved_bytes=tally.saved_bytes,
             restored_bytes=tally.restored_bytes,
             save_ms=tally.save_ms,
@@ -132,6 +133,7 @@ class KVExecutor:
         if op.slot in tally.failed:
             return
         began = self._clock()
+        from_disk = self._store.is_durable(op.key)
         data = self._store.get(op.key)
         if data is None:
             tally.failed.add(op.slot)
@@ -147,6 +149,8 @@ class KVExecutor:
             tally.failed.add(op.slot)
             tally.lost.append(op.key)
             return
-        tally.restored_tokens += op.key.end - op.key.start
+        tokens = op.key.end - op.key.start
+        tally.restored_tokens += tokens
+        tally.disk_tokens += tokens if from_disk else 0
         tally.restored_bytes += len(data)
         tally.restore_ms += (self._clock() - began) * 1e3

@@ -24,6 +24,7 @@ class StepMeter:
     saved_tokens: int = 0
     saved_bytes: int = 0
     restored_tokens: int = 0
+    disk_tokens: int = 0
     restored_bytes: int = 0
     failed_moves: int = 0
     decode_failures: int = 0
@@ -50,6 +51,7 @@ class StepMeter:
             self.saved_tokens += ops.saved_tokens
             self.saved_bytes += ops.saved_bytes
             self.restored_tokens += ops.restored_tokens
+            self.disk_tokens += ops.disk_tokens
             self.restored_bytes += ops.restored_bytes
             self.failed_moves += len(ops.failed_slots)
 
@@ -67,6 +69,7 @@ class StepMeter:
             saved_tokens=self.saved_tokens,
             saved_bytes=self.saved_bytes,
             restored_tokens=self.restored_tokens,
+            disk_tokens=self.disk_tokens,
             restored_bytes=self.restored_bytes,
             failed_moves=self.failed_moves,
             decode_failures=self.decode_failures,

@@ -50,6 +50,8 @@ class OpResults:
     """Slots whose Copy or Restore failed: they hold less than planned."""
     saved_tokens: int = 0
     restored_tokens: int = 0
+    disk_tokens: int = 0
+    """Of the restored ones, those that came from a durable tier."""
     saved_bytes: int = 0
     restored_bytes: int = 0
     save_ms: float = 0.0

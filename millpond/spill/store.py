@@ -99,6 +99,11 @@ class SpillStore:
             self._hits += 1
         return data
 
+    def is_durable(self, key: SpanKey) -> bool:
+        """Held by a tier that outlives the process."""
+        holder = self._holder(key)
+        return holder is not None and holder.is_durable
+
     def set_kind(self, key: SpanKey, kind: SpanKind) -> None:
         holder = self._holder(key)
         if holder is not None:

@@ -105,6 +105,11 @@ def _cells(view: View) -> Mapping[str, float]:
     return {"live": live, "cached": stats.cells_cached, "free": stats.cells_total - stats.cells_used}
 
 
+def _restored(view: View) -> Mapping[str, float]:
+    totals = view.ledger.totals
+    return {"ram": totals["restored_tokens"] - totals["disk_tokens"], "disk": totals["disk_tokens"]}
+
+
 def _info(view: View) -> Iterable[Sample]:
     model = None if view.info is None else view.info.model
     return [((view.version, view.model, "" if model is None else model.library), 1.0)]
@@ -215,6 +220,12 @@ KV = (
         "direction",
         "Tokens whose state was saved to a tier, or restored from one.",
         _totals({"saved": "saved_tokens", "restored": "restored_tokens"}),
+    ),
+    counters(
+        "millpond_restored_tokens",
+        "tier",
+        "Tokens whose state was restored, by the tier that held it.",
+        _restored,
     ),
     counters(
         "millpond_spill_bytes",

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from pathlib import Path
+
+import pytest
 from fake_local_engine import fake_local_engine, fake_runtime
 
 from millpond.engine.core import StepResult
@@ -36,6 +40,7 @@ def run(cells: int, asked: list[Request], **settings: object) -> list[StepResult
     results: list[StepResult] = []
     while core.has_work:
         results.append(core.step())
+    core.shutdown(0.0)
     assert {f.reason for r in results for f in r.finished} == {FinishReason.LENGTH}
     return results
 
@@ -62,7 +67,7 @@ def test_an_overcommitted_run_adds_up():
 
 def test_totals_only_grow():
     results = run(512, requests(3, 60, 120), max_running=3)
-    for before, after in zip(results, results[1:], strict=False):
+    for before, after in itertools.pairwise(results):
         earlier, later = totals_of(before), totals_of(after)
         assert all(getattr(earlier, name) <= getattr(later, name) for name in StepTotals.__dataclass_fields__)
 
@@ -74,12 +79,21 @@ def test_turns_are_told_from_want_of_cells():
     assert (last.parked_to_grow, last.parked_to_prefill, last.parked_exhausted) == (0, 0, 0)
 
 
+@pytest.mark.parametrize("disk", [False, True], ids=["ram", "disk"])
+def test_what_comes_back_is_counted_by_its_tier(disk: bool, tmp_path: Path):
+    tiers = {"spill_ram": 0, "spill_dir": str(tmp_path), "instance": "1-ab"} if disk else {"spill_ram": 64}
+    last = totals_of(run(512, requests(4, 60, 150), max_running=4, always_save=True, **tiers)[-1])
+    assert last.restored_tokens > 0
+    assert last.disk_tokens == (last.restored_tokens if disk else 0)
+
+
 def test_the_meter_adds_moves_and_failures():
     meter = StepMeter()
     moved = OpResults(
         failed_slots=frozenset({SlotId(3)}),
         saved_tokens=10,
         restored_tokens=20,
+        disk_tokens=5,
         saved_bytes=100,
         restored_bytes=200,
         save_ms=1.0,
@@ -100,6 +114,7 @@ def test_the_meter_adds_moves_and_failures():
         saved_tokens=10,
         saved_bytes=100,
         restored_tokens=20,
+        disk_tokens=5,
         restored_bytes=200,
         failed_moves=1,
         decode_failures=1,
