@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from millpond.config import EngineConfig
-from millpond.doctor.exact_settings import ExactSettings, Qualification, Trial
+from millpond.doctor.exact_settings import FULL_ROWS, ExactSettings, Qualification, Trial, candidates
 from millpond.doctor.qualify import QualificationStore, RunTrial, qualify
 from millpond.doctor.trial import Subject, try_in_child
 from millpond.errors import ConfigError
@@ -77,13 +77,15 @@ def with_settings(config: EngineConfig, chosen: ExactSettings) -> EngineConfig:
 
 
 def _types_refused(named: tuple[str | None, str | None], known: Qualification, nearest: ExactSettings | None) -> str:
-    tried = [trial for trial in known.trials if _agrees(trial.settings, named)]
+    tried = [trial for trial in known.trials if trial.settings in candidates(*named)]
     why = nearest_of(tried)
     asked = f"K/V types {named[0] or 'any'}/{named[1] or 'any'}"
     reason = f" ({why.settings.describe()}: {why.reason})" if why is not None else ""
     if nearest is None:
         return f"{asked} are not exact for this model on this machine{reason}, and no other setting is"
-    advice = f"--kv-type-k {nearest.kv_type_k} --kv-type-v {nearest.kv_type_v}, or leave both out"
+    advice = f"leave both out, for {nearest.describe()}"
+    if nearest.pass_rows == FULL_ROWS:
+        advice = f"--kv-type-k {nearest.kv_type_k} --kv-type-v {nearest.kv_type_v}, or leave both out"
     return f"{asked} are not exact for this model on this machine{reason}; nearest: {advice}"
 
 
@@ -106,7 +108,3 @@ def nearest_of(trials: list[Trial] | tuple[Trial, ...]) -> Trial | None:
 def _distance(trial: Trial) -> tuple[bool, int, float]:
     right = sum(verdict.exact for verdict in trial.verdicts)
     return (bool(trial.failure), -right, max((v.largest_difference for v in trial.verdicts), default=0.0))
-
-
-def _agrees(settings: ExactSettings, named: tuple[str | None, str | None]) -> bool:
-    return all(name in (None, own) for name, own in zip(named, settings.kv_types, strict=True))

@@ -139,11 +139,12 @@ class Qualification:
         return self.choose()
 
     def choose(self, kv_type_k: str | None = None, kv_type_v: str | None = None) -> ExactSettings | None:
-        """The cheapest settings that qualified, among those of the KV types named; None: none of them did.
+        """The cheapest settings that qualified, among the candidates for the KV types named; None: none of them did.
 
         One that is fully exact goes before one that is only while parked sequences are saved.
         """
-        fitting = [trial.qualified for trial in self.trials if _fits(trial.settings, kv_type_k, kv_type_v)]
+        allowed = candidates(kv_type_k, kv_type_v)
+        fitting = [trial.qualified for trial in self.trials if trial.settings in allowed]
         found = [settings for settings in fitting if settings is not None]
         return min(found, key=_cost, default=None)
 
@@ -165,10 +166,6 @@ def candidates(kv_type_k: str | None = None, kv_type_v: str | None = None) -> li
 
 def _allows(pair: tuple[str, str], kv_type_k: str | None, kv_type_v: str | None) -> bool:
     return kv_type_k in (None, pair[0]) and kv_type_v in (None, pair[1])
-
-
-def _fits(settings: ExactSettings, kv_type_k: str | None, kv_type_v: str | None) -> bool:
-    return _allows(settings.kv_types, kv_type_k, kv_type_v)
 
 
 def _cost(settings: ExactSettings) -> tuple[bool, int, bool, int]:

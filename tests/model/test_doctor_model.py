@@ -52,7 +52,9 @@ def config_of(path: Path, home: Path) -> EngineConfig:
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_tiny_models_are_exact_one_row_at_a_time_and_serve_so(tiny: dict[str, Path], kind: str, tmp_path: Path) -> None:
+def test_tiny_models_are_exact_one_row_at_a_time_and_serve_so(
+    tiny: dict[str, Path], kind: str, shared_home: Path
+) -> None:
     environ = {"MILLPOND_HOME": str(shared_home)}
     plain = config_of(tiny[kind], shared_home)
     subject = subject_of(plain, environ)
@@ -146,3 +148,21 @@ def test_doctor_fails_in_one_line_on_a_broken_file(home: Path, tmp_path: Path) -
     result = doctor(str(broken))
     assert result.exit_code == 1
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+
+
+def generate(path: Path, *more: str) -> Result:
+    arguments = ["generate", "The mill", "--raw", "--model", str(path), "--threads", "2", "--max-tokens", "8"]
+    return CliRunner().invoke(build_app(), [*arguments, "--exact", *more])
+
+
+def test_generate_exact_qualifies_first(tiny: dict[str, Path], home: Path) -> None:
+    result = generate(tiny["hybrid"])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.strip()
+
+
+def test_generate_exact_refuses_types_in_one_line(tiny: dict[str, Path], home: Path) -> None:
+    result = generate(tiny["hybrid"], "--kv-type-k", "f16", "--kv-type-v", "bf16")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1].startswith("error: exact: K/V types f16/bf16 are not exact for this model")
+    assert "nearest: leave both out, for f16/f16, 1 row a pass" in result.stderr

@@ -16,6 +16,8 @@ from millpond.bench.exact_cases import CASES, exact_requests, run_case, solo_out
 from millpond.config import EngineConfig
 from millpond.doctor.checks import plain_tokens
 from millpond.doctor.exact import exact_config, store_of, subject_of
+from millpond.doctor.exact_settings import FULL_ROWS
+from millpond.engine.build import pass_width
 from millpond.errors import ConfigError
 from millpond.models import resolve_model
 from millpond.request import Request
@@ -74,7 +76,7 @@ def solo(runtime: Runtime, qualified: EngineConfig, requests: list[Request]) -> 
 
 def test_smollm2_qualifies_at_full_speed(qualified: EngineConfig) -> None:
     chosen = (qualified.kv_type_k, qualified.kv_type_v, qualified.use_extra_bufts, qualified.pass_rows)
-    assert chosen in [("f16", "bf16", True, 512), ("q8_0", "q8_0", True, 512)]
+    assert chosen in [("f16", "bf16", True, FULL_ROWS), ("q8_0", "q8_0", True, FULL_ROWS)]
     assert not qualified.always_save
 
 
@@ -119,5 +121,5 @@ def test_the_comparison_sees_inexact_settings(
 
 
 def test_the_context_has_what_was_qualified(qualified: EngineConfig, runtime: Runtime) -> None:
-    assert runtime.limits.n_ubatch == qualified.pass_rows
+    assert runtime.limits.n_ubatch == pass_width(qualified.pass_rows or 0)
     assert not runtime.limits.unified and runtime.limits.cells_per_slot >= LONGEST + OUTPUT[1]

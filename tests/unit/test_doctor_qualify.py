@@ -190,6 +190,13 @@ def test_types_that_are_not_exact_are_refused_with_the_nearest(store: Qualificat
     )
 
 
+def test_named_types_mean_full_width_whatever_is_known_already(store: QualificationStore) -> None:
+    lab = Lab(dict.fromkeys([s for s in candidates() if s.pass_rows > 1], Check.BATCH))
+    assert exact_config(CONFIG, SUBJECT, store, quiet, lab).kv_type_v == "f16"
+    with pytest.raises(ConfigError, match="nearest: leave both out, for f16/f16, 1 row a pass"):
+        exact_config(replace(CONFIG, kv_type_k="f16", kv_type_v="f16"), SUBJECT, store, quiet, lab)
+
+
 def test_a_model_without_exact_settings_is_refused_with_the_one_that_came_nearest(store: QualificationStore) -> None:
     lab = Lab({ExactSettings("q8_0", "q8_0", False): Check.MIXED}, all_wrong=Check.BATCH)
     with pytest.raises(ConfigError, match=r"nearest: q8_0/q8_0, no repacking \(mixed differs by 0\.5\)"):
