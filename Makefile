@@ -13,8 +13,8 @@ CODE := millpond tests benchmarks scripts examples
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help serve test test-fast test-slow test-model test-faults faults soak check lint types format coverage docs \
-        bench model clean
+.PHONY: help serve test test-fast test-slow test-model test-faults test-browser faults soak check lint types format \
+        coverage docs bench model clean
 
 help: ## show this list
 	@echo "make TARGET [ARGS='--port 8080'] [PYTHON=python3.12]"
@@ -39,6 +39,9 @@ test-model: $(DEV_STAMP) model ## tests on the real model
 
 test-faults: $(DEV_STAMP) model ## tests that kill, stop and starve processes
 	$(call tests,faults,faults,120)
+
+test-browser: $(DEV_STAMP) model ## the console in headless Chromium; skips where chromium or npm is missing
+	@$(BIN)/python tests/browser/run_browser.py $(ARGS)
 
 faults: $(DEV_STAMP) model ## the fault tests at length: 20 seeds of each random one
 	@$(BIN)/python -m pytest -q tests/faults --fault-seeds 20 $(PYTEST_ARGS)

@@ -177,6 +177,23 @@ async def test_one_may_come_back():
         assert window.asked == window.looked == 3
 
 
+class BrokenWindow(CountingWindow):
+    def look(self) -> EngineView:
+        if self.looked:
+            return super().look()
+        self.looked += 1
+        raise RuntimeError("a bug in a look")
+
+
+async def test_a_look_that_fails_is_an_error_for_who_watches_and_no_more():
+    window = BrokenWindow()
+    async with running(console=window) as server:
+        reply = await get(server, EVENTS)
+        assert (reply.status, reply.error["code"]) == (500, "internal_error")
+        await eventually(lambda: not window.listeners)
+        assert (await first(server))["tokens"] == 1234
+
+
 async def test_a_shutdown_does_not_wait_for_those_who_watch():
     async with running(console=CountingWindow(), drain_timeout=30.0) as server:
         async with watching(server.port) as snapshots:

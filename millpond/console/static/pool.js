@@ -3,7 +3,7 @@ import { PALETTE_SIZE } from "./requests.js";
 
 const LARGEST = 15;
 const SMALLEST = 5;
-const MAX_HEIGHT = 260;
+const MAX_HEIGHT = 370;
 
 export class Pool {
   constructor(byId) {
