@@ -160,7 +160,7 @@ async def _announce(llm: AsyncLLM, asked: EngineConfig, engine: EngineConfig, mo
     from millpond.runtime.llamacpp.context import physical_cores
 
     began = time.monotonic()
-    await _show_loading(llm, model)
+    await _show_loading(llm, model, lines=engine.engine_log_format == "text")
     try:
         info = await llm.client.wait_ready()
     except EngineFailed:
@@ -172,12 +172,13 @@ async def _announce(llm: AsyncLLM, asked: EngineConfig, engine: EngineConfig, mo
     logger.info("\n".join([head, *table(resolutions(asked, engine, info, physical_cores()))]))
 
 
-async def _show_loading(llm: AsyncLLM, model: ResolvedModel) -> None:
-    """Returns when the engine no longer loads."""
-    from millpond.models import TerminalProgress
+async def _show_loading(llm: AsyncLLM, model: ResolvedModel, *, lines: bool) -> None:
+    """Returns when the engine no longer loads. Without `lines` it only waits."""
+    from millpond.models import SilentProgress, TerminalProgress
 
     size = model.path.stat().st_size
-    with TerminalProgress(sys.stderr).task(f"loading {model.name}", size) as report:
+    progress = TerminalProgress(sys.stderr) if lines else SilentProgress()
+    with progress.task(f"loading {model.name}", size) as report:
         while llm.client.state[0] == "loading":
             report(int(llm.client.load_fraction * size))
             await asyncio.sleep(_LOADING_SECONDS)

@@ -14,7 +14,7 @@ from millpond.cli.models import complete_model
 from millpond.cli.reference import sample_config as render_sample
 from millpond.cli.settings import Value, load_config, shown_values
 from millpond.config import DEFAULT_MODEL
-from millpond.models import TerminalProgress, resolve_model
+from millpond.models import SilentProgress, TerminalProgress, resolve_model
 
 
 def serve(
@@ -51,7 +51,8 @@ def serve(
     if show_config:
         typer.echo("\n".join(f"{name} = {value}" for name, value in shown_values(settings)))
         return
-    resolved = resolve_model(settings.model, progress=TerminalProgress(sys.stderr))
+    progress = TerminalProgress(sys.stderr) if settings.server.log_format == "text" else SilentProgress()
+    resolved = resolve_model(settings.model, progress=progress)
     # Imported late: --help, --sample-config and a wrong setting must not wait for the server's imports.
     from millpond import wiring
 
