@@ -88,9 +88,9 @@ def run_case(
         case "turns":
             uneven = replace(uneven, max_running=few, quantum=rng.randint(4, 9), always_save=True)
         case "requeued":
-            uneven = replace(
-                uneven, max_running=few, quantum=max(4, shortest - rng.randint(1, 4)), spill_ram=0, prefix_cache=False
-            )
+            turn = max(4, shortest - rng.randint(1, 4))
+            uneven = replace(uneven, max_running=2, quantum=turn, spill_ram=0, prefix_cache=False)
+            arrivals, solo = arrivals[::2], solo[::2]
         case "priority":
             uneven = replace(uneven, max_running=few, always_save=True)
             arrivals = [
