@@ -98,13 +98,13 @@ class EngineClient:
             return "loading", f"loading the model: {supervisor.load_fraction:.0%}"
         return "restarting", supervisor.detail
 
-    def start(self) -> None:
-        """Starts the engine process; needs a running loop. Requests may be submitted at once."""
     @property
     def load_fraction(self) -> float:
         """How much of the model the engine process has loaded, 0 to 1."""
         return self._supervisor.load_fraction
 
+    def start(self) -> None:
+        """Starts the engine process; needs a running loop. Requests may be submitted at once."""
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._supervisor.run()), loop.create_task(self._tick())]
         self._tasks[0].add_done_callback(self._on_supervisor_end)
