@@ -16,8 +16,9 @@ from millpond.engine_client.window import EngineView, EngineWindow, RequestView
 from millpond.errors import EngineFailed, InvalidParameter, MillpondError, NotReady
 from millpond.outputs import EngineInfo, SequenceUsage, StepStats, TokenLogprobs
 from millpond.request import Request
-from millpond.sampling_params import SamplingParams
+from millpond.sampling_params import GrammarSpec, SamplingParams
 from millpond.text.channels import ToolCallDelta
+from millpond.text.constraints import output_grammar
 from millpond.text.input_processor import InputProcessor
 from millpond.text.inputs import ChatInput, PromptInput, TextInput, TokenInput
 from millpond.text.output_processor import HiddenTokens, OutputProcessor, TextDelta
@@ -143,6 +144,8 @@ class TextTools:
     """From max_model_len, known once an engine is ready. Called once, on the worker thread."""
     piece: Callable[[TokenId], bytes]
     eog_ids: frozenset[TokenId]
+    compile_grammar: Callable[[GrammarSpec], Future[Any]] | None = None
+    """The future has an InvalidParameter where a grammar does not compile. None: constrained requests are refused."""
 
 
 class RequestGate(Protocol):
@@ -230,8 +233,10 @@ class AsyncLLM:
         stops = StopStrings(options.stop)
         prepared = await self._on_worker(lambda: self._input_processor(info).prepare_prompt(prompt))
         ids, channels = prepared.token_ids, prepared.channels
-        if prepared.grammar is not None:
-            raise InvalidParameter("tool_choice", "forced tool calls are not supported yet")
+        grammar = output_grammar(params.grammar, prepared)
+        if grammar is not None:
+            params = replace(params, grammar=grammar)
+            await self._compile(grammar)
         params, options = await self._through_gate(ids, params, options, info)
         logs = self._client.submit(self._requests(ids, params, options, info, timeout))
         hidden = HiddenTokens(self._text.eog_ids, frozenset(params.stop_token_ids), params.min_tokens)
@@ -307,6 +312,12 @@ class AsyncLLM:
         if self._input is None:
             self._input = self._text.make_input_processor(info.max_model_len)
         return self._input
+
+    async def _compile(self, grammar: GrammarSpec) -> None:
+        """Before anything is accepted, so that what does not compile is a 400."""
+        if self._text.compile_grammar is None:
+            raise InvalidParameter(grammar.param, "constrained output is not available here")
+        await asyncio.wrap_future(self._text.compile_grammar(grammar))
 
     async def _on_worker(self, work: Callable[[], _Result]) -> _Result:
         return await asyncio.get_running_loop().run_in_executor(self._worker, work)

@@ -1,4 +1,4 @@
-"""How one request wants its tokens chosen. Frozen, checked once; knows ids and numbers, no strings and no vocabulary."""
+"""How one request wants its tokens chosen. Frozen, checked once; knows ids, numbers and grammars, no vocabulary."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ MAX_LOGIT_BIAS_ENTRIES = 4096
 MAX_STOP_TOKEN_IDS = 128
 MAX_TOP_LOGPROBS = 20
 MAX_GRAMMAR_BYTES = 256 * 1024
+MAX_CHOICES = 10_000
 
 
 class GrammarKind(Enum):
@@ -24,14 +25,16 @@ class GrammarKind(Enum):
     CHOICE = "choice"
     """A JSON array of strings: the output is one of them."""
     LARK = "lark"
-    """As llguidance reads it."""
+    """As llguidance reads it; `start` is the output."""
     GBNF = "gbnf"
     """llama.cpp's notation; `root` is the output."""
+    GRAMMAR = "grammar"
+    """Lark if it has a rule `start`, else GBNF."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
-    """What the whole output must match, besides `preface`. Size is checked here, sense where it is compiled.
+    """What the whole output must match. Its size is checked here, its sense where it is compiled.
 
     Raises InvalidParameter when the text is too long.
     """
@@ -39,14 +42,16 @@ class GrammarSpec:
     kind: GrammarKind
     text: str
     flexible_whitespace: bool = False
-    """JSON_SCHEMA: spaces and line ends between JSON tokens are allowed; else there are none."""
+    """Spaces and line ends between JSON tokens are allowed; else there are none."""
     preface: str = ""
-    """Lark rules whose `preface` comes before the constrained part: a thought, say. "": nothing does."""
+    """Lark rules whose `preface` comes before what `text` says: a thought, say. "": nothing does."""
+    alternative: str = ""
+    """Lark of a whole output that will do as well: a tool call, say. "": none will."""
     param: str = "grammar"
     """The request field that it came from, for messages."""
 
     def __post_init__(self) -> None:
-        size = len(self.text.encode("utf-8", "replace")) + len(self.preface.encode("utf-8", "replace"))
+        size = sum(len(part.encode("utf-8", "replace")) for part in (self.text, self.preface, self.alternative))
         if size > MAX_GRAMMAR_BYTES:
             raise InvalidParameter(self.param, f"is too long: {size} bytes, at most {MAX_GRAMMAR_BYTES}")
 

@@ -222,6 +222,7 @@ def build_async_llm(
     from millpond.async_llm import AsyncLLM, TextTools
     from millpond.engine_client.client import EngineClient
     from millpond.runtime.llamacpp.vocab import load_vocab
+    from millpond.sampling.structured import CompileThread, GrammarCompiler
     from millpond.text.input_processor import InputProcessor, ToolSettings
 
     vocab = vocab or load_vocab(model.path, os.environ)
@@ -235,6 +236,7 @@ def build_async_llm(
         make_input_processor=lambda longest: InputProcessor(vocab, template, longest, datetime.now, reading),
         piece=vocab.piece,
         eog_ids=vocab.eog_ids,
+        compile_grammar=CompileThread(GrammarCompiler(vocab)).submit,
     )
     return AsyncLLM(
         client,

@@ -81,6 +81,8 @@ def finish_error(reason: FinishReason, message: str = "") -> WireError | None:
     if reason is FinishReason.SHUTDOWN:
         text = message or "the server is shutting down; the output is incomplete"
         return WireError(503, text, "service_unavailable_error", None, "shutting_down", 1)
+    if reason is FinishReason.GRAMMAR:
+        return WireError(400, message, "invalid_request_error", None, "grammar_failed")
     if reason is FinishReason.CANCELLED:
         return WireError(499, message or "the request was cancelled", "server_error", None, "cancelled")
     return WireError(500, message or internal_error().message, "server_error", None, "internal_error")

@@ -94,12 +94,13 @@ COMMON_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"timeout": 0}, "timeout"),
     ({"timeout": "soon"}, "timeout"),
     ({"model": 5}, "model"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
-    ({"response_format": {}}, "response_format"),
+    ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.schema"),
+    ({"response_format": {}}, "response_format.type"),
     ({"response_format": "json"}, "response_format"),
-    ({"grammar": "root ::= x"}, "grammar"),
-    ({"guided_json": {}}, "guided_json"),
+    ({"grammar": 5}, "grammar"),
+    ({"guided_json": 5}, "guided_json"),
+    ({"regex": "a", "choice": ["b"]}, "choice"),
+    ({"structured_outputs": {"other": 1}}, "structured_outputs.other"),
     ({"modalities": ["text", "audio"]}, "modalities"),
 ]
 

@@ -262,7 +262,10 @@ async def test_the_billing_line_can_be_kept():
     assert fake.submitted[0][0].messages[0]["content"] == BILLING + "x"
 
 
-async def test_forced_calls_are_refused_until_they_are_enforced():
-    async with running(engine("ok")) as server, client(server.url) as sdk:
-        with pytest.raises(openai.BadRequestError, match="tool_choice"):
-            await sdk.chat.completions.create(model=MODEL, messages=MESSAGES, tools=[CLOCK], tool_choice="required")
+async def test_forced_calls_reach_the_engine_by_name():
+    fake = engine("ok")
+    async with running(fake) as server, client(server.url) as sdk:
+        await sdk.chat.completions.create(model=MODEL, messages=MESSAGES, tools=[CLOCK], tool_choice="required")
+        named = {"type": "function", "function": {"name": "get_time"}}
+        await sdk.chat.completions.create(model=MODEL, messages=MESSAGES, tools=[WEATHER, CLOCK], tool_choice=named)
+    assert [submitted[0].forced_tools for submitted in fake.submitted] == [("get_time",), ("get_time",)]

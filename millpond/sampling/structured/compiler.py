@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, cast
 
@@ -20,11 +21,10 @@ from millpond.runtime.base import Vocab
 from millpond.sampling.structured.base import Grammar
 from millpond.sampling.structured.guidance import GuidanceGrammar, GuidanceVocabulary
 from millpond.sampling.structured.json_schema import SchemaError, checked_schema, subschemas
-from millpond.sampling.structured.lark import GrammarTextError, check_lark, lark_of_gbnf
+from millpond.sampling.structured.lark import GrammarTextError, checked_lark, lark_of_gbnf, looks_like_lark
 from millpond.sampling.structured.regex import RegexError, check_regex
-from millpond.sampling_params import GrammarKind, GrammarSpec
+from millpond.sampling_params import MAX_CHOICES, GrammarKind, GrammarSpec
 
-MAX_CHOICES = 10_000
 CACHED_GRAMMARS = 32
 _LOCATING_TRIES = 64
 _STACK_BYTES = 64 * 1024 * 1024
@@ -65,12 +65,10 @@ class GrammarCompiler:
             raise
 
     def _locate(self, spec: GrammarSpec, error: GrammarFailed) -> None:
-        """Raises SchemaError for the smallest subschema that fails alone; returns when the fault is in none of them."""
+        """Raises SchemaError for the smallest subschema that fails alone; for the whole when none does."""
         assert self._vocabulary is not None
         root = checked_schema(spec.text)
-        if not isinstance(root, dict):
-            return
-        schema = cast("dict[str, Any]", root)
+        schema = cast("dict[str, Any]", root) if isinstance(root, dict) else {}
         shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
         nodes = list(subschemas(schema))[1:]
         for path, node in nodes[: -_LOCATING_TRIES - 1 : -1]:
@@ -78,6 +76,7 @@ class GrammarCompiler:
                 GuidanceGrammar(self._vocabulary, _schema_grammar({**shared, **node}, spec))
             except GrammarFailed as found:
                 raise SchemaError(path, _reason(found)) from error
+        raise SchemaError("$", _reason(error)) from error
 
 
 def grammar_text(spec: GrammarSpec) -> str:
@@ -87,33 +86,43 @@ def grammar_text(spec: GrammarSpec) -> str:
             return _schema_grammar(checked_schema(spec.text), spec)
         case GrammarKind.REGEX:
             check_regex(spec.text)
-            return _lark_grammar("start: /" + _escaped(spec.text) + "/", spec)
+            return _whole({"lark_grammar": "start: /" + _escaped(spec.text) + "/"}, spec)
         case GrammarKind.CHOICE:
-            return _lark_grammar("start: " + " | ".join(_choices(spec.text)), spec)
+            return _whole({"lark_grammar": "start: " + " | ".join(_choices(spec.text))}, spec)
         case GrammarKind.LARK:
-            check_lark(spec.text)
-            return _lark_grammar(spec.text, spec)
+            return _whole(_lark(spec.text, spec), spec)
         case GrammarKind.GBNF:
-            return _lark_grammar(lark_of_gbnf(spec.text), spec)
+            return _whole({"lark_grammar": lark_of_gbnf(spec.text)}, spec)
+        case GrammarKind.GRAMMAR:
+            notation = GrammarKind.LARK if looks_like_lark(spec.text) else GrammarKind.GBNF
+            return grammar_text(replace(spec, kind=notation))
 
 
 def _schema_grammar(schema: Any, spec: GrammarSpec) -> str:
+    return _whole({"json_schema": _with_options(schema, spec)}, spec)
+
+
+def _with_options(schema: Any, spec: GrammarSpec) -> Any:
+    if not isinstance(schema, dict):
+        return schema
     options = {"whitespace_flexible": spec.flexible_whitespace, "coerce_one_of": False, "lenient": False}
-    if isinstance(schema, dict):
-        schema = {**cast("dict[str, Any]", schema), "x-guidance": options}
-    return _with_preface({"json_schema": schema}, spec)
+    return {**cast("dict[str, Any]", schema), "x-guidance": options}
 
 
-def _lark_grammar(lark: str, spec: GrammarSpec) -> str:
-    return _with_preface({"lark_grammar": lark}, spec)
+def _lark(text: str, spec: GrammarSpec) -> dict[str, Any]:
+    return {"lark_grammar": checked_lark(text, lambda schema: _with_options(checked_schema(schema), spec))}
 
 
-def _with_preface(answer: dict[str, Any], spec: GrammarSpec) -> str:
-    if not spec.preface:
+def _whole(answer: dict[str, Any], spec: GrammarSpec) -> str:
+    """The answer with what may come before it, or instead of it."""
+    if not spec.preface and not spec.alternative:
         return json.dumps({"grammars": [answer]})
-    check_lark(spec.preface)
-    main = {"lark_grammar": f"start: preface @answer\n{spec.preface}"}
-    return json.dumps({"grammars": [main, {"name": "answer", **answer}]})
+    answers = "preface @answer" if spec.preface else "@answer"
+    start = f"start: {answers} | @alternative\n" if spec.alternative else f"start: {answers}\n"
+    grammars = [_lark(start + spec.preface, spec), {"name": "answer", **answer}]
+    if spec.alternative:
+        grammars.append({"name": "alternative", **_lark(spec.alternative, spec)})
+    return json.dumps({"grammars": grammars})
 
 
 def _escaped(pattern: str) -> str:
@@ -137,7 +146,10 @@ def _choices(text: str) -> list[str]:
 
 
 def _reason(error: Exception) -> str:
-    return str(error).removeprefix("the grammar of this request cannot be followed: ")
+    reason = str(error).removeprefix("the grammar of this request cannot be followed: ")
+    if reason.startswith("oneOf constraints"):
+        return "'oneOf' is supported only where its alternatives cannot overlap; use 'anyOf'"
+    return reason
 
 
 class CompileThread:

@@ -10,7 +10,7 @@ from millpond.async_llm import ChatInput, OutputDelta
 from millpond.errors import InvalidParameter
 from millpond.server.adapters.billing import without_billing_lines
 from millpond.server.adapters.logprobs import Piece, chat_entries
-from millpond.server.adapters.plan import Caller, GenerationPlan, build_plan, sampling_params, unsupported
+from millpond.server.adapters.plan import Caller, GenerationPlan, build_plan, sampling_params
 from millpond.server.adapters.reply import CollectedOutput, ReplyHead
 from millpond.server.adapters.sse import encode_json, encode_text, encode_value, event
 from millpond.server.adapters.tools import finish_reason, tool_plan, wire_pieces
@@ -22,10 +22,12 @@ from millpond.types import FinishReason
 def chat_plan(body: ChatRequest, caller: Caller) -> GenerationPlan:
     """Raises InvalidParameter naming the field, or UnknownModel."""
     tools = tool_plan(body)
-    if tools.forced:
-        raise unsupported("tool_choice", "forced tool calls are not supported yet; send 'auto' or 'none'")
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     params = sampling_params(body, max_tokens=max_tokens, logprobs=_wanted_logprobs(body))
+    if tools.forced and params.grammar is not None and not params.grammar.param.startswith("response_format"):
+        raise InvalidParameter(
+            "tool_choice", f"a call that must be made cannot be combined with {params.grammar.param}"
+        )
     chat = chat_input(body.messages, _template_kwargs(body))
     notes: tuple[str, ...] = ()
     if caller.strip_billing_line:

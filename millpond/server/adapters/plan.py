@@ -11,13 +11,11 @@ import msgspec
 from millpond.async_llm import PromptInput, RequestOptions
 from millpond.errors import InvalidParameter, UnknownModel
 from millpond.sampling_params import SamplingParams
+from millpond.server.adapters.grammar import grammar_of
 from millpond.server.keys import ApiKey
 from millpond.server.limits import MAX_OUTPUTS
 from millpond.server.schemas.generation import GenerationFields
 from millpond.types import RequestId
-
-_UNSUPPORTED_EXTRAS = ("grammar", "json_schema", "structured_outputs", "guided_json", "guided_regex", "guided_grammar")
-"""Fields of other servers that constrain the output: ignoring one would answer 200 with the wrong shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +119,7 @@ def sampling_params(fields: GenerationFields, *, max_tokens: int | None, logprob
         "ignore_eos": fields.ignore_eos,
         "logit_bias": None if fields.logit_bias is None else _logit_bias(fields.logit_bias),
         "stop_token_ids": None if fields.stop_token_ids is None else tuple(fields.stop_token_ids),
+        "grammar": grammar_of(fields),
     }
     params = SamplingParams(**{name: value for name, value in given.items() if value is not None})
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
@@ -142,11 +141,6 @@ def _logit_bias(bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
 def refuse_unsupported(fields: GenerationFields) -> None:
     """Fails closed on what would change the output and is not built yet."""
     extras = fields.model_extra or {}
-    for name in _UNSUPPORTED_EXTRAS:
-        if extras.get(name) is not None:
-            raise unsupported(name, "constrained output is not supported yet; leave the field out")
-    if fields.response_format is not None and fields.response_format.get("type") != "text":
-        raise unsupported("response_format", "only {'type': 'text'} is supported yet; leave the field out")
     modalities = extras.get("modalities")
     if isinstance(modalities, list) and any(kind != "text" for kind in cast(list[Any], modalities)):
         raise unsupported("modalities", "only text is supported")

@@ -5,11 +5,11 @@ Strict types (the string "5" is no number, 5.0 is the integer 5), unknown fields
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from millpond.sampling_params import MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_TOKEN_IDS
+from millpond.sampling_params import MAX_CHOICES, MAX_GRAMMAR_BYTES, MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_TOKEN_IDS
 from millpond.server.limits import MAX_NAME_LENGTH, MAX_OUTPUTS, MAX_STOP_LENGTH, MAX_STOP_STRINGS
 
 INT32_MAX = 2**31 - 1
@@ -30,6 +30,8 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 RepetitionPenalty = Annotated[float, Field(ge=0.01, le=100.0)]
 Name = Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
 TokenIdField = Annotated[Integer, Field(ge=0, le=INT32_MAX)]
+GrammarText = Annotated[str, Field(max_length=MAX_GRAMMAR_BYTES)]
+Choices = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
 
 
 class WireModel(BaseModel):
@@ -69,3 +71,13 @@ class GenerationFields(WireModel):
     prompt_cache_key: Name | None = None
     timeout: Annotated[float, Field(gt=0.0, le=1e9)] | None = None
     response_format: dict[str, Any] | None = None
+    json_schema: dict[str, Any] | None = None
+    regex: GrammarText | None = None
+    choice: Choices | None = None
+    grammar: GrammarText | None = None
+    json_whitespace: Literal["compact", "flexible"] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: GrammarText | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: GrammarText | None = None
