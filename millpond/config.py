@@ -75,8 +75,11 @@ class EngineConfig:
     spill_ram: int = setting(1024, "MiB of RAM for parked sequences and cold prefixes; 0: none", minimum=0)
     spill_dir: str = setting("", "folder for the disk tier; empty: none")
     spill_disk: int = setting(4096, "MiB the disk tier may use", minimum=0)
-    growth_watermark: float = setting(
-        0.05, "share of the pool kept free for growth when a request is admitted", minimum=0, maximum=0.9
+    growth_watermark: float | None = setting(
+        None,
+        "share of the pool kept free for growth when a request is admitted; auto: 0.1, without a RAM or disk tier 0.25",
+        minimum=0,
+        maximum=0.25,
     )
     use_extra_bufts: bool = setting(True, "repack weights for this CPU (resolved by --exact)", internal=True)
     pass_rows: int | None = setting(None, "rows of one pass through the model (resolved by --exact)", internal=True)

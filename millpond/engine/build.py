@@ -40,6 +40,8 @@ MAX_SLOTS = 255
 """llama.cpp takes 256 sequence ids in all; one is the runtime's scratch."""
 EXTRA_SLOTS = 16
 """Slots for idle prefixes beside the running and the parked."""
+WATERMARK_WITH_TIER = 0.1
+WATERMARK_WITHOUT_TIER = 0.25
 MIB = 1024 * 1024
 
 
@@ -173,6 +175,13 @@ def _spill_store(config: EngineConfig, identity: StateIdentity) -> SpillStore:
     return SpillStore(tiers)
 
 
+def growth_watermark(config: EngineConfig) -> float:
+    """Parking costs little where a tier takes what is parked; docs/scheduling.md has the figures."""
+    if config.growth_watermark is not None:
+        return config.growth_watermark
+    return WATERMARK_WITH_TIER if config.spill_ram or config.spill_dir else WATERMARK_WITHOUT_TIER
+
+
 def _scheduler_config(
     config: EngineConfig,
     info: EngineInfo,
@@ -186,7 +195,7 @@ def _scheduler_config(
         max_running=info.max_running,
         max_rows=limits.n_batch,
         max_step_ms=config.max_step_ms,
-        growth_cells=min(int(n_cells * config.growth_watermark), n_cells // 4),
+        growth_cells=int(n_cells * growth_watermark(config)),
         cache_cells=config.cache_cells,
         quantum=config.quantum,
         identity=identity,

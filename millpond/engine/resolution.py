@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from millpond.config import EngineConfig
-from millpond.engine.build import DEFAULT_CELLS, DEFAULT_KV_TYPE
+from millpond.engine.build import DEFAULT_CELLS, DEFAULT_KV_TYPE, growth_watermark
 from millpond.outputs import EngineInfo
 
 
@@ -36,6 +36,9 @@ def resolutions(asked: EngineConfig, used: EngineConfig, info: EngineInfo, threa
     if asked.cache_cells is None and asked.prefix_cache:
         limit = f"at most {info.n_cells // 4}"
         found.append(Resolution("cache_cells", limit, "auto: a quarter of the pool, less where it slows steps by 5 %"))
+    if asked.growth_watermark is None:
+        tier = "a tier takes what is parked" if used.spill_ram or used.spill_dir else "no tier takes what is parked"
+        found.append(Resolution("growth_watermark", f"{growth_watermark(used):g}", f"auto: {tier}"))
     return [entry for entry in found if entry is not None]
 
 

@@ -45,6 +45,9 @@ def test_every_auto_of_the_defaults_is_told() -> None:
         (info(max_model_len=1024), {"exact": True}, "max_model_len", "1024", "share of the pool"),
         (info(), {}, "threads", "2", "auto: the physical cores"),
         (info(), {}, "kv_type_k", "f16", "auto: the default"),
+        (info(), {}, "growth_watermark", "0.1", "a tier takes"),
+        (info(), {"spill_ram": 0}, "growth_watermark", "0.25", "no tier takes"),
+        (info(), {"spill_ram": 0, "spill_dir": "/x"}, "growth_watermark", "0.1", "a tier takes"),
         (info(n_cells=4096), {}, "cache_cells", "at most 1024", "a quarter of the pool"),
     ],
 )
@@ -69,6 +72,7 @@ def test_what_was_set_is_not_told() -> None:
         kv_type_k="q8_0",
         kv_type_v="q8_0",
         cache_cells=0,
+        growth_watermark=0.05,
     )
     assert found == {}
     assert "cache_cells" not in said(info(), prefix_cache=False)
