@@ -35,7 +35,7 @@ _ALLOWED_MOVES: dict[SequenceStatus, frozenset[SequenceStatus]] = {
 
 
 class FinishReason(Enum):
-    """Why a sequence ended. STOP and LENGTH are the client's own limits; the others are named to the client as errors."""
+    """Why a sequence ended. STOP and LENGTH are the client's own limits; the others are told to it as errors."""
 
     STOP = "stop"
     LENGTH = "length"
