@@ -332,6 +332,7 @@ def load_local_engine(config: Config, model: ResolvedModel, progress: Callable[[
         runtime = load_llamacpp(engine, progress)
         undo.callback(runtime.close)
         core = build_core(runtime, engine, time.monotonic)
+        undo.callback(core.shutdown, config.server.drain_timeout if engine.spill_dir else 0.0)
         template = given or runtime.vocab.chat_template
         text = InputProcessor(runtime.vocab, template, core.info.max_model_len, datetime.now)
         kept = undo.pop_all()
