@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from queue import SimpleQueue
@@ -32,26 +31,35 @@ _STACK_BYTES = 64 * 1024 * 1024
 
 
 class GrammarCompiler:
-    """Compiles for one vocabulary and keeps the last grammars. One thread at a time."""
+    """Compiles for one vocabulary and keeps the last grammars. One thread compiles; any may ask for what is kept."""
 
     def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
         self._vocabulary: GuidanceVocabulary | None = None
         self._kept: OrderedDict[GrammarSpec, Grammar] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def kept(self, spec: GrammarSpec) -> Grammar | None:
+        """The grammar, if it is one of the last that were compiled."""
+        with self._lock:
+            grammar = self._kept.get(spec)
+            if grammar is not None:
+                self._kept.move_to_end(spec)
+        return grammar
 
     def compile(self, spec: GrammarSpec) -> Grammar:
         """Raises InvalidParameter naming the field, and for JSON schemas keyword and path."""
-        kept = self._kept.get(spec)
+        kept = self.kept(spec)
         if kept is not None:
-            self._kept.move_to_end(spec)
             return kept
         try:
             grammar = self._build(spec)
         except (SchemaError, RegexError, GrammarTextError, GrammarFailed, ValueError) as error:
             raise InvalidParameter(spec.param, _reason(error)) from error
-        self._kept[spec] = grammar
-        if len(self._kept) > CACHED_GRAMMARS:
-            self._kept.popitem(last=False)
+        with self._lock:
+            self._kept[spec] = grammar
+            if len(self._kept) > CACHED_GRAMMARS:
+                self._kept.popitem(last=False)
         return grammar
 
     def _build(self, spec: GrammarSpec) -> Grammar:
@@ -157,7 +165,7 @@ class CompileThread:
 
     def __init__(self, compiler: GrammarCompiler) -> None:
         self._compiler = compiler
-        self._work: SimpleQueue[tuple[GrammarSpec, Future[Grammar], Callable[[], None]] | None] = SimpleQueue()
+        self._work: SimpleQueue[tuple[GrammarSpec, Future[Grammar]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     @property
@@ -165,11 +173,15 @@ class CompileThread:
         """Specs whose turn has not come yet."""
         return self._work.qsize()
 
-    def submit(self, spec: GrammarSpec, done: Callable[[], None] = lambda: None) -> Future[Grammar]:
-        """The future has the grammar, or InvalidParameter. `done` is called after it, on the thread."""
+    def submit(self, spec: GrammarSpec) -> Future[Grammar]:
+        """The future has the grammar, or InvalidParameter; at once for a grammar that is kept."""
         future: Future[Grammar] = Future()
+        kept = self._compiler.kept(spec)
+        if kept is not None:
+            future.set_result(kept)
+            return future
         self._start()
-        self._work.put((spec, future, done))
+        self._work.put((spec, future))
         return future
 
     def close(self) -> None:
@@ -189,12 +201,9 @@ class CompileThread:
 
     def _run(self) -> None:
         while (item := self._work.get()) is not None:
-            spec, future, done = item
-            try:
-                if future.set_running_or_notify_cancel():
-                    self._settle(spec, future)
-            finally:
-                done()
+            spec, future = item
+            if future.set_running_or_notify_cancel():
+                self._settle(spec, future)
 
     def _settle(self, spec: GrammarSpec, future: Future[Grammar]) -> None:
         try:
