@@ -336,9 +336,10 @@ class RequestStream:
         self._client = client
         self._loop = asyncio.get_running_loop()
         self._ready: deque[OutputDelta] = deque()
-        self._news = asyncio.Event()
+        self._failure: Exception | None = None
+        self._news = _News(self._loop)
         for reader in readers:
-            reader.log.add_listener(self._news.set)
+            reader.log.add_listener(self._news.tell)
 
     @property
     def prompt_tokens(self) -> int:
@@ -350,6 +351,8 @@ class RequestStream:
     async def __anext__(self) -> OutputDelta:
         ready = self._ready
         while not ready:
+            if self._failure is not None:
+                raise self._failure
             if not self._readers:
                 raise StopAsyncIteration
             self._news.clear()
@@ -357,6 +360,28 @@ class RequestStream:
             if not ready:
                 await self._news.wait()
         return ready.popleft()
+
+    def divert(self, on_news: Callable[[], None] | None) -> None:
+        """While the iterator waits, `on_news` is called on the loop in place of waking it, once for all that came.
+
+        It may `collect`, and either leaves nothing or calls `wake` or `fail`. It must not raise. Divert to None before
+        the stream is dropped: one that is held is not cancelled by being forgotten.
+        """
+        self._news.reader = on_news
+
+    def collect(self) -> deque[OutputDelta]:
+        """The deltas that are there now; the caller takes from the left. Raises what `__anext__` would."""
+        self._collect()
+        return self._ready
+
+    def wake(self) -> None:
+        """Lets the iterator go on."""
+        self._news.wake()
+
+    def fail(self, error: Exception) -> None:
+        """The iterator raises `error` once the deltas that are left are taken."""
+        self._failure = error
+        self._news.wake()
 
     def cancel(self, reason: FinishReason = FinishReason.CANCELLED) -> None:
         for reader in self._readers:
@@ -377,8 +402,48 @@ class RequestStream:
         if ended:
             for reader in self._readers:
                 if reader.is_done:
-                    reader.log.remove_listener(self._news.set)
+                    reader.log.remove_listener(self._news.tell)
             self._readers = [reader for reader in self._readers if not reader.is_done]
+
+
+class _News:
+    """Wakes the iterator of a stream or, while that waits, calls who reads in its place.
+
+    A log holds this and not the stream, so that a stream may be dropped.
+    """
+
+    __slots__ = ("_event", "_is_due", "_is_waiting", "_loop", "clear", "reader", "wake")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._event = asyncio.Event()
+        self._is_waiting = False
+        self._is_due = False
+        self.reader: Callable[[], None] | None = None
+        self.wake = self._event.set
+        self.clear = self._event.clear
+
+    def tell(self) -> None:
+        """There is something new. Called within a read from the engine, so the reader comes after it, and once."""
+        if self.reader is None or not self._is_waiting:
+            self._event.set()
+        elif not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._call)
+
+    async def wait(self) -> None:
+        self._is_waiting = True
+        try:
+            await self._event.wait()
+        finally:
+            self._is_waiting = False
+
+    def _call(self) -> None:
+        self._is_due = False
+        if self.reader is None or not self._is_waiting:
+            self._event.set()
+        elif not self._event.is_set():
+            self.reader()
 
 
 class _OutputReader:

@@ -177,15 +177,15 @@ class Worker:
             raise SystemExit(1) from error
         if result.progressed:
             self._frame += 1
-            stats = self._due_stats(result)
+            stats = self._due_stats(result, is_last=not core.has_work)
             frame = StepFrame(self._epoch, self._frame, result.tokens, result.finished, result.statuses, stats)
             self._channel.send(frame)
         return result
 
-    def _due_stats(self, result: StepResult) -> StepStats | None:
-        """The step's own, when it was slow, when a sequence started, parked or ended, or when the last are old."""
+    def _due_stats(self, result: StepResult, *, is_last: bool) -> StepStats | None:
+        """The step's own when it was slow or the last are old, a sequence started, parked or ended, or no work is left."""
         self._untold_seconds += result.stats.seconds
-        if self._untold_seconds < STATS_EVERY_SECONDS and not (result.finished or result.statuses):
+        if self._untold_seconds < STATS_EVERY_SECONDS and not (result.finished or result.statuses or is_last):
             return None
         self._untold_seconds = 0.0
         return result.stats

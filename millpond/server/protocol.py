@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -28,6 +28,34 @@ class ProtocolBounds:
     max_connections: int
     crowded: ASGI3Application
     """The app of connections beyond the limit."""
+
+
+DIRECT_BODY = "millpond.direct_body"
+"""Key of a DirectBody in scope["extensions"]."""
+
+
+class DirectBody:
+    """Writes to a chunked answer at once, past the layers of the app: for the many small parts of a stream.
+
+    The answer must have been begun, and must be ended, through `send`.
+    """
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    @property
+    def is_open(self) -> bool:
+        """A write now would reach the socket, without waiting for the client to read."""
+        cycle = self._cycle
+        if cycle.flow.write_paused or cycle.disconnected or cycle.response_complete:
+            return False
+        return cycle.chunked_encoding is True and cycle.scope["method"] != "HEAD"
+
+    def write(self, data: bytes) -> None:
+        """Only while it is open, and never empty: that would end the answer."""
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -67,6 +95,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         """uvicorn tells only the newest request of a pipeline that its client left; the running one needs to know."""
         self._running = cycle
+        cast(Any, cycle.scope)["extensions"] = {DIRECT_BODY: DirectBody(cycle)}
         super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:

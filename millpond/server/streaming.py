@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from dataclasses import replace
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from millpond.async_llm import Finish, OutputDelta, OutputStream
+from millpond.async_llm import Finish, OutputDelta, OutputStream, RequestStream
 from millpond.errors import MillpondError, NotReady
 from millpond.server.adapters.plan import GenerationPlan
-from millpond.server.adapters.reply import CollectedOutput, Dialect, ReplyHead
+from millpond.server.adapters.reply import ChunkEncoder, CollectedOutput, Dialect, ReplyHead
 from millpond.server.adapters.sse import DONE, PING, encode_json
 from millpond.server.adapters.usage import PromptFinishes
 from millpond.server.context import ServerContext
@@ -32,6 +32,7 @@ from millpond.server.errors import (
     wire_error,
 )
 from millpond.server.exchanges import Exchange
+from millpond.server.protocol import DIRECT_BODY, DirectBody
 from millpond.types import FinishReason
 
 _MERGE_BUFFER = 64
@@ -47,11 +48,13 @@ _log = logging.getLogger("millpond.server")
 class EventStreamWriter:
     """Writes SSE bytes, and a comment whenever nothing was written for `ping_interval` seconds.
 
-    The response starts with the first byte, so that what fails before it still gets its own HTTP status.
+    The response starts with the first byte, so that what fails before it still gets its own HTTP status. With `direct`
+    a part may go out at once, while the client reads.
     """
 
-    def __init__(self, send: Send, ping_interval: float) -> None:
+    def __init__(self, send: Send, ping_interval: float, direct: DirectBody | None = None) -> None:
         self._send = send
+        self._direct = direct
         self._interval = ping_interval
         self._loop = asyncio.get_running_loop()
         self._last_write = self._loop.time()
@@ -68,6 +71,16 @@ class EventStreamWriter:
         self._sending = True
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
         self._sending = False
+        self._last_write = self._loop.time()
+
+    @property
+    def can_write_now(self) -> bool:
+        return self._direct is not None and self.started and not self._sending and self._direct.is_open
+
+    def write_now(self, data: bytes) -> None:
+        """As `write`, without waiting; only while `can_write_now`."""
+        assert self._direct is not None
+        self._direct.write(data)
         self._last_write = self._loop.time()
 
     async def close(self, last: bytes) -> None:
@@ -99,6 +112,65 @@ class _Failed(Exception):
         self.error = error
 
 
+class _Chunks:
+    """Deltas of one request as events: an output is opened before its first, and ended after its last."""
+
+    def __init__(self, encoder: ChunkEncoder) -> None:
+        self.encoder = encoder
+        self.finishes: dict[int, Finish] = {}
+        self._opened: set[int] = set()
+
+    def events(self, delta: OutputDelta) -> bytes:
+        """Of a delta whose finish, if it has one, is no failure."""
+        index, finish = delta.index, delta.finish
+        data = self.encoder.delta(delta)
+        if index not in self._opened:
+            data = self._open(index) + data
+        if finish is not None:
+            self.finishes[index] = finish
+            data += self.encoder.finish(index, finish.reason)
+        return data
+
+    def failed(self, delta: OutputDelta) -> bytes:
+        """What a delta brought whose output failed."""
+        data = self.encoder.delta(delta)
+        return self._open(delta.index) + data if data and delta.index not in self._opened else data
+
+    def _open(self, index: int) -> bytes:
+        self._opened.add(index)
+        return self.encoder.opening(index)
+
+
+class _Shortcut:
+    """From the event loop's call straight to the socket, while nothing has to wait; the request's task sleeps on.
+
+    What it cannot do is left to the task: the first event, ends and failures, a client that does not read.
+    """
+
+    def __init__(self, stream: RequestStream, chunks: _Chunks, writer: EventStreamWriter) -> None:
+        self._stream = stream
+        self._chunks = chunks
+        self._writer = writer
+
+    def __call__(self) -> None:
+        try:
+            self._pass_on()
+        except Exception as error:
+            self._stream.fail(error)
+
+    def _pass_on(self) -> None:
+        writer = self._writer
+        if writer.can_write_now:
+            ready = self._stream.collect()
+            while ready and ready[0].finish is None:
+                data = self._chunks.events(ready.popleft())
+                if data:
+                    writer.write_now(data)
+            if not ready:
+                return
+        self._stream.wake()
+
+
 class GenerationResponse(Response):
     """Submits a plan when called, and answers in its dialect."""
 
@@ -109,8 +181,10 @@ class GenerationResponse(Response):
         self._dialect = dialect
         self._head = head
         self._writer: EventStreamWriter | None = None
+        self._direct: DirectBody | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._direct = scope.get("extensions", {}).get(DIRECT_BODY)
         exchanges = self._context.exchanges
         exchange = Exchange()
         work = exchange.start(self._answer(exchange, scope, receive, send))
@@ -165,37 +239,34 @@ class GenerationResponse(Response):
             # The engine may have become ready only while the request was being accepted.
             self._head = replace(self._head, fingerprint=self._context.fingerprint())
             if self._plan.stream:
-                self._writer = EventStreamWriter(send, self._context.ping_interval)
+                self._writer = EventStreamWriter(send, self._context.ping_interval, self._direct)
                 cleanup.callback(self._writer.stop)
                 await self._stream(self._writer, streams)
             else:
                 await self._collect(send, streams)
 
     async def _stream(self, writer: EventStreamWriter, streams: Sequence[OutputStream]) -> None:
-        encoder = self._dialect.chunk_encoder(self._head)
-        finishes: dict[int, Finish] = {}
-        opened: set[int] = set()
+        chunks = _Chunks(self._dialect.chunk_encoder(self._head))
+        with _diverted(streams, chunks, writer):
+            pending = await self._write_all(writer, streams, chunks)
+        prompts = self._prompt_finishes(streams, chunks.finishes)
+        if self._plan.include_usage:
+            pending += chunks.encoder.usage(prompts)
+        await writer.close(pending + DONE)
+
+    async def _write_all(self, writer: EventStreamWriter, streams: Sequence[OutputStream], chunks: _Chunks) -> bytes:
+        """Returns the last events: they leave with what follows them. Raises _Failed."""
         pending = b""
         async with contextlib.aclosing(merged(streams, self._plan.options[0].n)) as deltas:
             async for delta in deltas:
-                pending = encoder.delta(delta)
                 failure = None if delta.finish is None else error_of_finish(delta.finish)
-                if delta.index not in opened and (pending or failure is None):
-                    opened.add(delta.index)
-                    pending = encoder.opening(delta.index) + pending
-                if delta.finish is not None and failure is None:
-                    finishes[delta.index] = delta.finish
-                    pending += encoder.finish(delta.index, delta.finish.reason)
-                if pending and len(finishes) < self._plan.n_outputs:
+                pending = chunks.events(delta) if failure is None else chunks.failed(delta)
+                if pending and len(chunks.finishes) < self._plan.n_outputs:
                     await writer.write(pending)
                     pending = b""
                 if failure is not None:
                     raise _Failed(failure)
-        prompts = self._prompt_finishes(streams, finishes)
-        last = pending
-        if self._plan.include_usage:
-            last += encoder.usage(prompts)
-        await writer.close(last + DONE)
+        return pending
 
     async def _collect(self, send: Send, streams: Sequence[OutputStream]) -> None:
         outputs = [CollectedOutput() for _ in range(self._plan.n_outputs)]
@@ -221,6 +292,20 @@ class GenerationResponse(Response):
             PromptFinishes(stream.prompt_tokens, [finishes[place * n + index] for index in range(n)])
             for place, stream in enumerate(streams)
         ]
+
+
+@contextlib.contextmanager
+def _diverted(streams: Sequence[OutputStream], chunks: _Chunks, writer: EventStreamWriter) -> Generator[None]:
+    """Streams of several prompts are merged by tasks, and other engines' only iterate: they stay as they are."""
+    only = streams[0] if len(streams) == 1 else None
+    if not isinstance(only, RequestStream):
+        yield
+        return
+    only.divert(_Shortcut(only, chunks, writer))
+    try:
+        yield
+    finally:
+        only.divert(None)
 
 
 def _cancel(stream: OutputStream, exchange: Exchange) -> None:

@@ -28,6 +28,8 @@ from millpond.types import EngineEpoch, FinishReason, SequenceId, SequenceStatus
 
 ID = SequenceId(4)
 ENDED = FinishEvent(ID, 1, FinishReason.STOP, SequenceUsage())
+QUIET_END = [(1.0, False)]
+"""After it there is no more work: whoever watches must not be left with old figures."""
 STARTED = StatusEvent(ID, SequenceStatus.RUNNING)
 
 
@@ -71,13 +73,13 @@ def frames_of(steps: Sequence[tuple[float, bool]]) -> list[StepFrame]:
 @pytest.mark.parametrize(
     ("steps", "told"),
     [
-        ([(20.0, False)] * 6, [False, False, True, False, False, True]),
-        ([(60.0, False)] * 2, [True, True]),
-        ([(1.0, False), (1.0, True), (1.0, False)], [False, True, False]),
-        ([(40.0, False), (1.0, True), (40.0, False), (20.0, False)], [False, True, False, True]),
+        ([(20.0, False)] * 7 + QUIET_END, [False, False, True, False, False, True, False, True]),
+        ([(60.0, False)] * 2 + QUIET_END, [True, True, True]),
+        ([(1.0, False), (1.0, True), (1.0, False), *QUIET_END], [False, True, False, True]),
+        ([(40.0, False), (1.0, True), (40.0, False), (20.0, False), *QUIET_END], [False, True, False, True, True]),
     ],
 )
-def test_stats_come_with_slow_and_eventful_steps_and_when_the_last_are_old(
+def test_stats_come_with_slow_eventful_and_last_steps_and_when_the_last_are_old(
     steps: list[tuple[float, bool]], told: list[bool]
 ):
     frames = frames_of(steps)
