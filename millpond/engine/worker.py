@@ -183,7 +183,7 @@ class Worker:
         return result
 
     def _due_stats(self, result: StepResult, *, is_last: bool) -> StepStats | None:
-        """The step's own when it was slow or the last are old, a sequence started, parked or ended, or no work is left."""
+        """The step's own when it was slow, the last are old, a sequence changed its state, or no work is left."""
         self._untold_seconds += result.stats.seconds
         if self._untold_seconds < STATS_EVERY_SECONDS and not (result.finished or result.statuses or is_last):
             return None
