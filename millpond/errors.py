@@ -6,7 +6,7 @@ MillpondError
     ContextLengthExceeded  prompt does not fit; carries both numbers
     NeverFits              could never run here, even alone
     TemplateError          the chat template refused the messages
-    GrammarFailed          an accepted grammar cannot be followed any further; ends that output alone
+    GrammarFailed          an accepted grammar, or bans, leave no way to go on; ends that output alone
     UnknownModel           404
     PayloadTooLarge        413
   CapacityError          no capacity now: 429 or 503, with retry_after seconds
@@ -75,8 +75,11 @@ class TemplateError(CallerError):
 
 
 class GrammarFailed(CallerError):
-    def __init__(self, message: str) -> None:
-        super().__init__(f"the grammar of this request cannot be followed: {message}", code="grammar_failed")
+    """`reason`: the message without its beginning."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"what this request demands of its output cannot be followed: {reason}", code="grammar_failed")
+        self.reason = reason
 
 
 class UnknownModel(CallerError):

@@ -11,6 +11,8 @@ from millpond.types import TokenId
 
 MAX_LOGIT_BIAS_ENTRIES = 4096
 MAX_STOP_TOKEN_IDS = 128
+MAX_TOKEN_LIST = 16_384
+MAX_DRY_BREAKERS = 16
 MAX_TOP_LOGPROBS = 20
 MAX_GRAMMAR_BYTES = 256 * 1024
 MAX_CHOICES = 10_000
@@ -57,6 +59,60 @@ class GrammarSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class DryPenalty:
+    """Against repeating what was there, token for token. A token that would make a repetition of n tokens one longer
+    loses multiplier * base ** (n - allowed_length) when n is at least allowed_length.
+
+    Raises InvalidParameter when a value is out of range.
+    """
+
+    multiplier: float
+    base: float = 1.75
+    allowed_length: int = 2
+    range: int = 0
+    """Last tokens (prompt and output) that are looked at; 0: all."""
+    breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    """A repetition does not reach over a token with one of these in its text."""
+
+    def __post_init__(self) -> None:
+        _check_float("dry_multiplier", self.multiplier, 0.0, 100.0)
+        _check_float("dry_base", self.base, 1.0, 10.0)
+        _check_int("dry_allowed_length", self.allowed_length, 1, 2**31 - 1)
+        _check_int("dry_range", self.range, 0, 2**31 - 1)
+        if len(self.breakers) > MAX_DRY_BREAKERS or any(not 0 < len(one) <= 64 for one in self.breakers):
+            raise InvalidParameter("dry_sequence_breakers", f"at most {MAX_DRY_BREAKERS} texts of 1 to 64 characters")
+
+
+@dataclass(frozen=True, slots=True)
+class Xtc:
+    """Against the obvious: with this probability, every candidate of at least `threshold` but the least of them is
+    left out. Raises InvalidParameter when a value is out of range."""
+
+    probability: float
+    threshold: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check_float("xtc_probability", self.probability, 0.0, 1.0)
+        _check_float("xtc_threshold", self.threshold, 0.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicTemperature:
+    """The temperature follows the candidates' entropy (0 to 1 of the largest possible):
+    temperature - spread + 2 * spread * entropy ** exponent, not below 0.
+
+    Raises InvalidParameter when a value is out of range.
+    """
+
+    spread: float
+    exponent: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_float("dynatemp_range", self.spread, 0.0, 100.0)
+        _check_float("dynatemp_exponent", self.exponent, 0.0, 100.0)
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Defaults are llama-server's, which suit small local models; `temperature` 0 is greedy.
 
@@ -77,7 +133,21 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     penalty_window: int = 64
     """Last tokens (prompt and output) that the repetition penalty looks at; 0: all."""
+    lz_penalty: float = 0.0
+    """A token loses lz_penalty * (n - 2) for every time the last 256 tokens of the output hold the n-gram (n 3 to 5)
+    that it would complete."""
+    dry: DryPenalty | None = None
     logit_bias: tuple[tuple[TokenId, float], ...] = ()
+    banned_token_ids: tuple[TokenId, ...] = ()
+    """Never chosen, whatever the bias."""
+    allowed_token_ids: tuple[TokenId, ...] = ()
+    """Nothing else is chosen, end ids included; (): every id may be."""
+    top_n_sigma: float = 0.0
+    """Logits more than so many standard deviations below the largest are left out; 0: off. Not when greedy."""
+    xtc: Xtc | None = None
+    """Not when greedy."""
+    dynamic_temperature: DynamicTemperature | None = None
+    """Not when greedy."""
     stop_token_ids: tuple[TokenId, ...] = ()
     ignore_eos: bool = False
     """Ban every end-of-generation id, so that only a limit ends the output."""
@@ -96,18 +166,22 @@ class SamplingParams:
             _check_float(name, getattr(self, name), low, high)
         for name, low, high in _INT_RANGES:
             value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                raise InvalidParameter(name, f"must be between {low} and {high}, got {value}")
-        if len(self.logit_bias) > MAX_LOGIT_BIAS_ENTRIES:
-            raise InvalidParameter("logit_bias", f"at most {MAX_LOGIT_BIAS_ENTRIES} entries")
-        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-            raise InvalidParameter("stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} entries")
+            if value is not None:
+                _check_int(name, value, low, high)
+        for name, limit in _LENGTHS:
+            if len(getattr(self, name)) > limit:
+                raise InvalidParameter(name, f"at most {limit} entries")
         for _, bias in self.logit_bias:
             _check_float("logit_bias", bias, -100.0, 100.0)
 
     def check_vocabulary(self, n_vocab: int) -> None:
         """Raises InvalidParameter if an id is not a vocabulary index."""
-        named = [("logit_bias", [token for token, _ in self.logit_bias]), ("stop_token_ids", self.stop_token_ids)]
+        named = [
+            ("logit_bias", [token for token, _ in self.logit_bias]),
+            ("stop_token_ids", self.stop_token_ids),
+            ("banned_token_ids", self.banned_token_ids),
+            ("allowed_token_ids", self.allowed_token_ids),
+        ]
         for name, ids in named:
             for token in ids:
                 if not 0 <= token < n_vocab:
@@ -121,6 +195,8 @@ _FLOAT_RANGES: tuple[tuple[str, float, float], ...] = (
     ("repetition_penalty", 0.01, 100.0),
     ("presence_penalty", -2.0, 2.0),
     ("frequency_penalty", -2.0, 2.0),
+    ("lz_penalty", 0.0, 100.0),
+    ("top_n_sigma", 0.0, 100.0),
 )
 _INT_RANGES: tuple[tuple[str, int, int], ...] = (
     ("max_tokens", 1, 2**31 - 1),
@@ -130,6 +206,17 @@ _INT_RANGES: tuple[tuple[str, int, int], ...] = (
     ("seed", 0, 2**64 - 1),
     ("logprobs", 0, MAX_TOP_LOGPROBS),
 )
+_LENGTHS: tuple[tuple[str, int], ...] = (
+    ("logit_bias", MAX_LOGIT_BIAS_ENTRIES),
+    ("stop_token_ids", MAX_STOP_TOKEN_IDS),
+    ("banned_token_ids", MAX_TOKEN_LIST),
+    ("allowed_token_ids", MAX_TOKEN_LIST),
+)
+
+
+def _check_int(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise InvalidParameter(name, f"must be between {low} and {high}, got {value}")
 
 
 def _check_float(name: str, value: float, low: float, high: float) -> None:

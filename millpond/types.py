@@ -45,7 +45,7 @@ class FinishReason(Enum):
     SHUTDOWN = "shutdown"
     """The drain deadline passed."""
     GRAMMAR = "grammar"
-    """The request's own grammar became too complex to follow, or allows no further token."""
+    """The request's own grammar became too complex to follow, or its grammar and bans leave no token."""
     ERROR = "error"
 
 

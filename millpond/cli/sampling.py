@@ -35,6 +35,10 @@ _HELP: Mapping[str, str] = types.MappingProxyType(
         "presence_penalty": "taken from the score of tokens that the output has",
         "frequency_penalty": "the same, for every time they occur",
         "penalty_window": "last tokens that the repetition penalty looks at; 0: all",
+        "lz_penalty": "taken from the score of tokens that would complete an n-gram of the output again",
+        "banned_token_ids": "token that is never chosen; may be given more than once",
+        "allowed_token_ids": "nothing but these tokens is chosen; may be given more than once",
+        "top_n_sigma": "leave out scores so many standard deviations below the best; 0: off",
         "logit_bias": "added to the score of a token, as ID=BIAS; may be given more than once",
         "stop_token_ids": "token that ends the output; may be given more than once",
         "ignore_eos": "go on where the model would end",
@@ -46,7 +50,7 @@ _HELP: Mapping[str, str] = types.MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class SamplingField:
-    """One field of SamplingParams. `kind`: bool, int, float, or tuple (stop_token_ids and logit_bias)."""
+    """One field of SamplingParams. `kind`: bool, int, float, or tuple (ids, and logit_bias)."""
 
     name: str
     kind: type
@@ -121,8 +125,7 @@ def _bias_entry(text: str) -> tuple[str, float]:
 
 
 def _parameter(entry: SamplingField) -> inspect.Parameter:
-    kinds: dict[str, Any] = {"logit_bias": list[str], "stop_token_ids": list[int]}
-    kind = kinds.get(entry.name, entry.kind)
+    kind: Any = list[str] if entry.name == "logit_bias" else list[int] if entry.kind is tuple else entry.kind
     names = [f"{entry.flag}/{entry.flag.replace('--', '--no-', 1)}"] if entry.kind is bool else [entry.flag]
     option = typer.Option(
         *names,
@@ -183,8 +186,8 @@ def changed_values(params: SamplingParams) -> dict[str, object]:
             continue
         if entry.name == "logit_bias":
             value = {str(token): bias for token, bias in params.logit_bias}
-        elif entry.name == "stop_token_ids":
-            value = list(params.stop_token_ids)
+        elif entry.kind is tuple:
+            value = list(value)
         changed[entry.name] = value
     return changed
 

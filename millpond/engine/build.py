@@ -108,7 +108,7 @@ def build_core(
     manager = KVCacheManager(n_cells, limits.n_slots, index, layout, stored, reuse=shares)
     scheduler_config = _scheduler_config(config, info, limits, identity, n_cells=n_cells, shares=shares)
     scheduler = Scheduler(replace(scheduler_config, victim_rule=victim_rule), manager, runtime.vocab.eog_ids)
-    samplers = SamplerFactory(runtime.model.n_vocab, runtime.vocab.eog_ids, runtime.candidates)
+    samplers = SamplerFactory(runtime.model.n_vocab, runtime.vocab.eog_ids, runtime.candidates, runtime.vocab.piece)
     executor = KVExecutor(runtime, store, clock)
     runner = ModelRunner(runtime, samplers, clock)
     grammars = PendingGrammars(compile_grammar or CompileThread(GrammarCompiler(runtime.vocab)).submit)

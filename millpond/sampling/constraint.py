@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from millpond.runtime.base import Logits
-from millpond.sampling.processors import IdArray, as_ids
+from millpond.sampling.ids import IdArray, as_ids
 from millpond.sampling.structured.base import GrammarMatcher
 from millpond.types import TokenId
 

@@ -10,11 +10,13 @@ import struct
 from hashlib import blake2b
 
 _INPUT = struct.Struct("<QQ")
-_PERSON = b"millpond draw v1"
+TOKEN = b"millpond draw v1"
 """At most 16 bytes. A changed value changes every seeded output."""
+XTC = b"millpond xtc v1"
 
 
-def uniform(seed: int, output_index: int) -> float:
-    """A number in [0, 1), a multiple of 2**-53. `seed` and `output_index` are in [0, 2**64)."""
-    digest = blake2b(_INPUT.pack(seed, output_index), digest_size=8, person=_PERSON).digest()
+def uniform(seed: int, output_index: int, purpose: bytes = TOKEN) -> float:
+    """A number in [0, 1), a multiple of 2**-53, unrelated to those of other purposes. `seed` and `output_index` are in
+    [0, 2**64)."""
+    digest = blake2b(_INPUT.pack(seed, output_index), digest_size=8, person=purpose).digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53

@@ -10,15 +10,12 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from millpond.request import Request
 from millpond.runtime.base import Logits
+from millpond.sampling.ids import NO_IDS, IdArray, as_ids, recent_ids
+from millpond.sampling.repeats import Dry, LzPenalty
 from millpond.types import TokenId
-
-IdArray = NDArray[np.intp]
-
-_NO_IDS: IdArray = np.empty(0, dtype=np.intp)
 
 
 class LogitsProcessor(Protocol):
@@ -39,17 +36,9 @@ class RepetitionPenalty:
 
     def apply(self, logits: Logits, prompt_ids: IdArray, output_ids: Sequence[TokenId]) -> None:
         # Repeated ids are harmless: all are read before any is written, so each gets the same value.
-        ids = self._recent(prompt_ids, output_ids)
+        ids = recent_ids(prompt_ids, output_ids, self._window)
         values = logits[ids]
         logits[ids] = np.where(values > 0, values / self._penalty, values * self._penalty)
-
-    def _recent(self, prompt_ids: IdArray, output_ids: Sequence[TokenId]) -> IdArray:
-        if self._window == 0:
-            return np.concatenate((prompt_ids, as_ids(output_ids)))
-        from_prompt = self._window - len(output_ids)
-        if from_prompt <= 0:
-            return as_ids(output_ids[-self._window :])
-        return np.concatenate((prompt_ids[-from_prompt:], as_ids(output_ids)))
 
 
 class OccurrencePenalty:
@@ -90,24 +79,55 @@ class EndBan:
             logits[self._ids] = -np.inf
 
 
-def processors_of(request: Request, eog_ids: frozenset[TokenId]) -> tuple[LogitsProcessor, ...]:
-    """The active processors, in their order: penalties, then bias (which no penalty scales), bans last."""
+class TokenBan:
+    """Ids become impossible (-inf): `banned`, and with `allowed` (not empty) every id that is not in it."""
+
+    def __init__(self, banned: Sequence[TokenId], allowed: Sequence[TokenId]) -> None:
+        self._banned = as_ids(banned)
+        self._allowed = as_ids(allowed)
+
+    def apply(self, logits: Logits, prompt_ids: IdArray, output_ids: Sequence[TokenId]) -> None:
+        if len(self._allowed):
+            kept = logits[self._allowed]
+            logits[:] = -np.inf
+            logits[self._allowed] = kept
+        logits[self._banned] = -np.inf
+
+
+class TopNSigma:
+    """Leaves out logits more than n standard deviations below the largest, both over the logits that are possible."""
+
+    def __init__(self, n: float) -> None:
+        self._n = n
+
+    def apply(self, logits: Logits, prompt_ids: IdArray, output_ids: Sequence[TokenId]) -> None:
+        possible = logits[logits > -np.inf].astype(np.float64)
+        if len(possible) > 1:
+            logits[logits < possible.max() - self._n * possible.std()] = -np.inf
+
+
+def processors_of(
+    request: Request, eog_ids: frozenset[TokenId], breaker_ids: IdArray = NO_IDS
+) -> tuple[LogitsProcessor, ...]:
+    """The active processors, in their order: penalties, then bias (which no penalty scales), bans last.
+
+    `breaker_ids`: the tokens that DRY does not reach over. See docs/sampling.md.
+    """
     params = request.params
     found: list[LogitsProcessor] = []
     if params.repetition_penalty != 1.0:
         found.append(RepetitionPenalty(params.repetition_penalty, params.penalty_window))
     if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
         found.append(OccurrencePenalty(params.presence_penalty, params.frequency_penalty))
+    if params.lz_penalty > 0.0:
+        found.append(LzPenalty(params.lz_penalty))
+    if params.dry is not None and params.dry.multiplier > 0.0:
+        found.append(Dry(params.dry, breaker_ids))
     if any(bias != 0.0 for _, bias in params.logit_bias):
         found.append(LogitBias(params.logit_bias))
-    if params.grammar is not None:
-        return tuple(found)  # ends are the grammar's to allow
-    if eog_ids and params.ignore_eos:
-        found.append(EndBan(eog_ids, until=None))
-    elif eog_ids and params.min_tokens > 0:
-        found.append(EndBan(eog_ids, until=params.min_tokens))
+    if params.banned_token_ids or params.allowed_token_ids:
+        found.append(TokenBan(params.banned_token_ids, params.allowed_token_ids))
+    if params.grammar is None and eog_ids and (params.ignore_eos or params.min_tokens > 0):
+        # With a grammar the ends are its to allow.
+        found.append(EndBan(eog_ids, until=None if params.ignore_eos else params.min_tokens))
     return tuple(found)
-
-
-def as_ids(token_ids: Sequence[TokenId]) -> IdArray:
-    return np.asarray(token_ids, dtype=np.intp) if len(token_ids) else _NO_IDS

@@ -7,20 +7,24 @@ The library may filter candidates; it never draws.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from millpond.errors import RuntimeFailure
+from millpond.errors import GrammarFailed, RuntimeFailure
 from millpond.outputs import SampledToken
 from millpond.request import Request
 from millpond.runtime.base import CandidateFilter, Candidates, Logits
 from millpond.sampling.constraint import GrammarMask
-from millpond.sampling.draw import uniform
+from millpond.sampling.draw import XTC, uniform
+from millpond.sampling.ids import NO_IDS, TokensWithText, as_ids
 from millpond.sampling.logprobs import token_logprobs
-from millpond.sampling.processors import as_ids, processors_of
+from millpond.sampling.processors import LogitsProcessor, TopNSigma, processors_of
+from millpond.sampling.shaping import dynamic_temperature, obvious_choices, softmax
 from millpond.sampling.structured.base import Grammar
+from millpond.sampling_params import SamplingParams
 from millpond.types import TokenId
 
 GREEDY_BELOW = 1e-6
@@ -28,19 +32,28 @@ GREEDY_BELOW = 1e-6
 
 
 class SamplerFactory:
-    """Makes the samplers of one loaded model."""
+    """Makes the samplers of one loaded model. `piece` gives the bytes of a token, for what is asked by text."""
 
-    def __init__(self, n_vocab: int, eog_ids: frozenset[TokenId], candidates: Candidates) -> None:
+    def __init__(
+        self,
+        n_vocab: int,
+        eog_ids: frozenset[TokenId],
+        candidates: Candidates,
+        piece: Callable[[TokenId], bytes] = lambda token_id: b"",
+    ) -> None:
         self._n_vocab = n_vocab
         self._eog_ids = eog_ids
         self._candidates = candidates
+        self._breakers = TokensWithText(n_vocab, piece)
 
     def create(self, request: Request, grammar: Grammar | None = None) -> Sampler:
         """`grammar`: that of the request, compiled. Raises InvalidParameter for an id outside the vocabulary."""
         params = request.params
         params.check_vocabulary(self._n_vocab)
         mask = None if grammar is None else GrammarMask(grammar.matcher(), self._eog_ids, params.min_tokens)
-        return Sampler(request, self._eog_ids, self._candidates, mask)
+        breaker_ids = NO_IDS if params.dry is None else self._breakers.ids(params.dry.breakers)
+        processors = processors_of(request, self._eog_ids, breaker_ids)
+        return Sampler(request, self._eog_ids, self._candidates, processors, mask)
 
 
 class Sampler:
@@ -51,29 +64,32 @@ class Sampler:
         request: Request,
         eog_ids: frozenset[TokenId],
         candidates: Candidates,
+        processors: Sequence[LogitsProcessor],
         constraint: GrammarMask | None = None,
     ) -> None:
         params = request.params
         self._seed = request.seed
         self._n_logprobs = params.logprobs
-        free = processors_of(request, eog_ids)
-        self._processors = free if constraint is None else (*free, constraint)
-        # Forced tokens have no row of logits, so nothing could be reported of them, nor any bias heeded.
-        self._forcing = constraint if params.logprobs is None and not params.logit_bias else None
-        self._prompt_ids = as_ids(request.prompt_ids) if self._processors else as_ids(())
-        self._candidates = candidates
         self._eog_ids = eog_ids
-        self._filter = CandidateFilter(params.temperature, params.top_k, params.top_p, params.min_p)
         self._is_greedy = params.temperature < GREEDY_BELOW
-        self._is_unfiltered = params.top_k == 0 and params.top_p >= 1.0 and params.min_p == 0.0
+        self._processors = (*processors, *_last_processors(params, constraint, greedy=self._is_greedy))
+        # Forced tokens have no row of logits: nothing could be reported of them, nor any bias or ban heeded.
+        has_own_say = params.logit_bias or params.banned_token_ids or params.allowed_token_ids
+        self._forcing = None if params.logprobs is not None or has_own_say else constraint
+        self._prompt_ids = as_ids(request.prompt_ids) if self._processors else NO_IDS
+        self._candidates = candidates
+        self._filter = CandidateFilter(params.temperature, params.top_k, params.top_p, params.min_p)
+        self._xtc, self._dynamic = params.xtc, params.dynamic_temperature
+        self._is_shaped = bool(self._dynamic or (self._xtc and self._xtc.probability > 0.0))
+        self._is_unfiltered = not (params.top_k or params.top_p < 1.0 or params.min_p or self._is_shaped)
         self.is_plain_greedy = self._is_greedy and not self._processors and self._n_logprobs is None
         """The argmax of the raw logits is the answer."""
 
     def sample(self, logits: Logits, output_ids: Sequence[TokenId]) -> SampledToken:
         """The token at output index len(output_ids). `logits`: float32[n_vocab], read only.
 
-        Raises RuntimeFailure if no token is possible: a NaN or +inf among the logits, or all of them -inf;
-        GrammarFailed if the request's grammar cannot go on.
+        Raises RuntimeFailure for a NaN or +inf among the logits; GrammarFailed if the request's grammar cannot go on or
+        its bans leave no token.
         """
         token_id = self._choose(self._adjusted(logits, output_ids), len(output_ids))
         if self._n_logprobs is None:
@@ -91,6 +107,8 @@ class Sampler:
         row = logits.copy()
         for processor in self._processors:
             processor.apply(row, self._prompt_ids, output_ids)
+        if row.max() == -np.inf and math.isfinite(logits.max()):
+            raise GrammarFailed("grammar and bans together leave no token")
         return row
 
     def _choose(self, row: Logits, output_index: int) -> TokenId:
@@ -102,8 +120,35 @@ class Sampler:
             # No order is needed without filters: this saves sorting the whole vocabulary.
             scaled = (row - row[best]) / np.float32(self._filter.temperature)
             return pick(np.exp(scaled), point)
+        if self._is_shaped:
+            return self._choose_shaped(row, output_index, point)
         ids, probabilities = self._candidates.filter(row, self._filter)
         return int(ids[pick(probabilities, point)])
+
+    def _choose_shaped(self, row: Logits, output_index: int, point: float) -> TokenId:
+        """XTC looks at the candidates as they are before the temperature, and so does a dynamic temperature."""
+        ids, _ = self._candidates.filter(row, replace(self._filter, temperature=1.0))
+        kept = row[ids].astype(np.float64)
+        first = 0
+        if self._xtc is not None and uniform(self._seed, output_index, XTC) < self._xtc.probability:
+            first = obvious_choices(kept, self._xtc.threshold)
+            kept = kept[first:]
+        temperature = self._filter.temperature
+        if self._dynamic is not None:
+            temperature = dynamic_temperature(kept, temperature, self._dynamic)
+        if temperature < GREEDY_BELOW:
+            return int(ids[first])
+        return int(ids[first + pick(softmax(kept / temperature).astype(np.float32), point)])
+
+
+def _last_processors(
+    params: SamplingParams, constraint: GrammarMask | None, *, greedy: bool
+) -> Iterator[LogitsProcessor]:
+    """What must see the work of all others."""
+    if constraint is not None:
+        yield constraint
+    if params.top_n_sigma > 0.0 and not greedy:
+        yield TopNSigma(params.top_n_sigma)
 
 
 def best_id(row: Logits) -> TokenId:

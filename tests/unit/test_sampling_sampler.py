@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sampling_reference import PLAIN, SortingCandidates, adjusted, chi_square, request_of, row_of, softmax
 
-from millpond.errors import InvalidParameter, RuntimeFailure
+from millpond.errors import GrammarFailed, InvalidParameter, RuntimeFailure
 from millpond.runtime.base import CandidateFilter, Logits
 from millpond.sampling import Sampler, SamplerFactory
 from millpond.sampling.draw import uniform
@@ -191,7 +191,7 @@ class TestEdges:
             sampler_of(**params).sample(row_of(*values), [])
 
     def test_a_vocabulary_of_end_tokens_only_is_named(self):
-        with pytest.raises(RuntimeFailure, match="no token can be chosen"):
+        with pytest.raises(GrammarFailed, match="bans together leave no token"):
             sampler_of(temperature=0.0, ignore_eos=True).sample(row_of(*[-math.inf] * 2, 5.0), [])
 
     @pytest.mark.parametrize("params", [{"temperature": 0.0}, PLAIN, {"top_k": 3}])

@@ -154,7 +154,7 @@ def _choices(text: str) -> list[str]:
 
 
 def _reason(error: Exception) -> str:
-    reason = str(error).removeprefix("the grammar of this request cannot be followed: ")
+    reason = error.reason if isinstance(error, GrammarFailed) else str(error)
     if reason.startswith("oneOf constraints"):
         return "'oneOf' is supported only where its alternatives cannot overlap; use 'anyOf'"
     return reason

@@ -10,8 +10,9 @@ from millpond.async_llm import ChatInput, OutputDelta
 from millpond.errors import InvalidParameter
 from millpond.server.adapters.billing import without_billing_lines
 from millpond.server.adapters.logprobs import Piece, chat_entries
-from millpond.server.adapters.plan import Caller, GenerationPlan, build_plan, sampling_params
+from millpond.server.adapters.plan import Caller, GenerationPlan, build_plan
 from millpond.server.adapters.reply import CollectedOutput, ReplyHead
+from millpond.server.adapters.sampling import sampling_params
 from millpond.server.adapters.sse import encode_json, encode_text, encode_value, event
 from millpond.server.adapters.tools import finish_reason, tool_plan, wire_pieces
 from millpond.server.adapters.usage import PromptFinishes, extension, usage

@@ -8,8 +8,9 @@ from typing import Any, cast
 from millpond.async_llm import OutputDelta, PromptInput, TextInput, TokenInput
 from millpond.errors import ContextLengthExceeded, InvalidParameter
 from millpond.server.adapters.logprobs import LegacyColumns, Piece
-from millpond.server.adapters.plan import Caller, GenerationPlan, build_plan, sampling_params, unsupported
+from millpond.server.adapters.plan import Caller, GenerationPlan, build_plan, unsupported
 from millpond.server.adapters.reply import CollectedOutput, ReplyHead
+from millpond.server.adapters.sampling import sampling_params
 from millpond.server.adapters.sse import encode_json, encode_text, event
 from millpond.server.adapters.usage import PromptFinishes, extension, usage
 from millpond.server.limits import MAX_OUTPUTS

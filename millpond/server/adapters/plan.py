@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -11,7 +11,6 @@ import msgspec
 from millpond.async_llm import PromptInput, RequestOptions
 from millpond.errors import InvalidParameter, UnknownModel
 from millpond.sampling_params import SamplingParams
-from millpond.server.adapters.grammar import grammar_of
 from millpond.server.keys import ApiKey
 from millpond.server.limits import MAX_OUTPUTS
 from millpond.server.schemas.generation import GenerationFields
@@ -100,42 +99,6 @@ def check_model(name: str | None, served: str) -> None:
     """Raises UnknownModel unless the name is the served one, empty or absent."""
     if name and name != served:
         raise UnknownModel(name[:200], served)
-
-
-def sampling_params(fields: GenerationFields, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-    """Absent fields keep SamplingParams' defaults. Raises InvalidParameter."""
-    given: dict[str, Any] = {
-        "max_tokens": max_tokens,
-        "logprobs": logprobs,
-        "min_tokens": fields.min_tokens,
-        "temperature": fields.temperature,
-        "top_k": fields.top_k,
-        "top_p": fields.top_p,
-        "min_p": fields.min_p,
-        "seed": fields.seed,
-        "presence_penalty": fields.presence_penalty,
-        "frequency_penalty": fields.frequency_penalty,
-        "repetition_penalty": fields.repeat_penalty if fields.repetition_penalty is None else fields.repetition_penalty,
-        "ignore_eos": fields.ignore_eos,
-        "logit_bias": None if fields.logit_bias is None else _logit_bias(fields.logit_bias),
-        "stop_token_ids": None if fields.stop_token_ids is None else tuple(fields.stop_token_ids),
-        "grammar": grammar_of(fields),
-    }
-    params = SamplingParams(**{name: value for name, value in given.items() if value is not None})
-    if params.max_tokens is not None and params.min_tokens > params.max_tokens:
-        raise InvalidParameter("min_tokens", f"must not exceed max_tokens ({params.max_tokens})")
-    return params
-
-
-def _logit_bias(bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
-    entries: dict[int, float] = {}
-    for key, value in bias.items():
-        if not (key.isascii() and key.isdigit() and len(key) <= 10):
-            raise InvalidParameter("logit_bias", f"keys must be token ids, got {key[:50]!r}")
-        if int(key) in entries:
-            raise InvalidParameter("logit_bias", f"token id {int(key)} is named twice")
-        entries[int(key)] = value
-    return tuple(entries.items())
 
 
 def refuse_unsupported(fields: GenerationFields) -> None:

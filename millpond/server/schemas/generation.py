@@ -9,7 +9,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from millpond.sampling_params import MAX_CHOICES, MAX_GRAMMAR_BYTES, MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_TOKEN_IDS
+from millpond.sampling_params import (
+    MAX_CHOICES,
+    MAX_DRY_BREAKERS,
+    MAX_GRAMMAR_BYTES,
+    MAX_LOGIT_BIAS_ENTRIES,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TOKEN_LIST,
+)
 from millpond.server.limits import MAX_NAME_LENGTH, MAX_OUTPUTS, MAX_STOP_LENGTH, MAX_STOP_STRINGS
 
 INT32_MAX = 2**31 - 1
@@ -30,6 +37,10 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 RepetitionPenalty = Annotated[float, Field(ge=0.01, le=100.0)]
 Name = Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
 TokenIdField = Annotated[Integer, Field(ge=0, le=INT32_MAX)]
+LastTokens = Annotated[Integer, Field(ge=-1, le=INT32_MAX)]
+"""llama-server's way to say it: -1 is all, 0 switches off what looks at them."""
+TokenList = Annotated[list[TokenIdField], Field(max_length=MAX_TOKEN_LIST)]
+DryBreaker = Annotated[str, Field(min_length=1, max_length=64)]
 GrammarText = Annotated[str, Field(max_length=MAX_GRAMMAR_BYTES)]
 Choices = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
 
@@ -45,6 +56,7 @@ class StreamOptions(WireModel):
 class GenerationFields(WireModel):
     model: str | None = None
     max_tokens: TokenCount | None = None
+    n_predict: Annotated[Integer, Field(ge=-1, le=INT32_MAX)] | None = None
     min_tokens: Annotated[Integer, Field(ge=0, le=INT32_MAX)] | None = None
     n: Annotated[Integer, Field(ge=1, le=MAX_OUTPUTS)] | None = None
     stop: StopString | StopList | None = None
@@ -63,6 +75,21 @@ class GenerationFields(WireModel):
         | None
     ) = None
     ignore_eos: bool | None = None
+    penalty_window: Annotated[Integer, Field(ge=0, le=INT32_MAX)] | None = None
+    repeat_last_n: LastTokens | None = None
+    lz_penalty: Annotated[float, Field(ge=0.0, le=100.0)] | None = None
+    dry_multiplier: Annotated[float, Field(ge=0.0, le=100.0)] | None = None
+    dry_base: Annotated[float, Field(ge=1.0, le=10.0)] | None = None
+    dry_allowed_length: Annotated[Integer, Field(ge=1, le=INT32_MAX)] | None = None
+    dry_penalty_last_n: LastTokens | None = None
+    dry_sequence_breakers: Annotated[list[DryBreaker], Field(max_length=MAX_DRY_BREAKERS)] | None = None
+    banned_token_ids: TokenList | None = None
+    allowed_token_ids: TokenList | None = None
+    top_n_sigma: Annotated[float, Field(ge=-1.0, le=100.0)] | None = None
+    xtc_probability: Fraction | None = None
+    xtc_threshold: Fraction | None = None
+    dynatemp_range: Annotated[float, Field(ge=0.0, le=100.0)] | None = None
+    dynatemp_exponent: Annotated[float, Field(ge=0.0, le=100.0)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
