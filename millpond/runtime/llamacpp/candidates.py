@@ -77,9 +77,11 @@ class LlamaCppCandidates:
         """Ids the chain gets to see, and whether they are sorted: what it would drop first costs it most."""
         if spec.top_k > 0:
             return _superset_of_top(logits, spec.top_k), False
+        # A grammar leaves a few of all ids: the others need not be sorted.
+        possible = np.flatnonzero(logits > -np.inf).astype(np.int32)
         if spec.top_p < 1.0:
-            return _sorted_by_logit(self._ids, logits)[0], True
-        return self._ids, False
+            return _sorted_by_logit(possible, logits[possible])[0], True
+        return possible, False
 
 
 def _superset_of_top(logits: Logits, k: int) -> NDArray[np.int32]:
@@ -92,6 +94,8 @@ def _superset_of_top(logits: Logits, k: int) -> NDArray[np.int32]:
         return np.arange(len(logits), dtype=np.int32)
     maxima = logits[: n_blocks * _BLOCK].reshape(n_blocks, _BLOCK).max(axis=1)
     floor = np.partition(maxima, n_blocks - k)[n_blocks - k]
+    if floor == -np.inf:
+        return np.flatnonzero(logits > floor).astype(np.int32)
     return np.flatnonzero(logits >= floor).astype(np.int32)
 
 
