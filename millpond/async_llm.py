@@ -34,6 +34,7 @@ __all__ = [
     "Finish",
     "OutputDelta",
     "OutputStream",
+    "PromptEcho",
     "PromptInput",
     "RequestOptions",
     "RequestStream",
@@ -46,6 +47,8 @@ __all__ = [
 
 
 _Result = TypeVar("_Result")
+MAX_PROMPT_LOGPROBS = 500_000
+"""Values of one request, 16 bytes each on their way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,15 @@ class RequestOptions:
     namespace: str = ""
     timeout: float | None = None
     """Seconds from acceptance; None: the server's default."""
+    echo: bool = False
+    """The first delta of every output tells of the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEcho:
+    token_ids: tuple[TokenId, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of every token but the first, where asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +84,8 @@ class OutputDelta:
     reasoning: str = ""
     """Of the reasoning channel; `text` is the answer alone."""
     tool_calls: tuple[ToolCallDelta, ...] = ()
+    prompt: PromptEcho | None = None
+    """With the first delta of an output, if the request asked for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +247,7 @@ class AsyncLLM:
         stops = StopStrings(options.stop)
         prepared = await self._on_worker(lambda: self._input_processor(info).prepare_prompt(prompt))
         ids, channels = prepared.token_ids, prepared.channels
+        _check_prompt_logprobs(params, len(ids))
         grammar = output_grammar(params.grammar, prepared)
         if grammar is not None:
             params = replace(params, grammar=grammar)
@@ -244,7 +259,7 @@ class AsyncLLM:
         for index, log in enumerate(logs):
             machine = None if channels is None else channels.machine(options.request_id, index)
             processor = OutputProcessor(self._text.piece, stops, hidden, machine)
-            readers.append(_OutputReader(index, log, processor, self._client))
+            readers.append(_OutputReader(index, log, processor, self._client, echo=options.echo))
         return RequestStream(len(ids), readers, self._client)
 
     async def _through_gate(
@@ -449,13 +464,16 @@ class _News:
 class _OutputReader:
     """Turns one log into deltas and ends it at a stop string."""
 
-    __slots__ = ("_client", "_index", "_processor", "_read", "is_done", "log")
+    __slots__ = ("_client", "_echo", "_index", "_processor", "_read", "is_done", "log")
 
-    def __init__(self, index: int, log: TokenLog, processor: OutputProcessor, client: EngineClient) -> None:
+    def __init__(
+        self, index: int, log: TokenLog, processor: OutputProcessor, client: EngineClient, *, echo: bool = False
+    ) -> None:
         self._index = index
         self._processor = processor
         self._client = client
         self._read = 0
+        self._echo = echo
         self.log = log
         self.is_done = False
 
@@ -498,7 +516,11 @@ class _OutputReader:
         logprobs: tuple[TokenLogprobs, ...],
         finish: Finish | None = None,
     ) -> OutputDelta:
-        return OutputDelta(self._index, delta.text, token_ids, logprobs, finish, delta.reasoning, delta.tool_calls)
+        prompt = PromptEcho(self.log.request.prompt_ids, self.log.prompt_logprobs) if self._echo else None
+        self._echo = False
+        return OutputDelta(
+            self._index, delta.text, token_ids, logprobs, finish, delta.reasoning, delta.tool_calls, prompt
+        )
 
     def _finish(self) -> Finish:
         event = self.log.finish
@@ -520,6 +542,15 @@ class _OutputReader:
 
 
 _NOTHING = TextDelta("", 0)
+
+
+def _check_prompt_logprobs(params: SamplingParams, n_tokens: int) -> None:
+    """They come in one frame of the channel and stay with the request. Raises InvalidParameter."""
+    wanted = 0 if params.prompt_logprobs is None else n_tokens * (params.prompt_logprobs + 1)
+    if wanted > MAX_PROMPT_LOGPROBS:
+        raise InvalidParameter(
+            "logprobs", f"of {n_tokens} prompt tokens would be {wanted} values, at most {MAX_PROMPT_LOGPROBS}"
+        )
 
 
 def output_seed(seed: int, index: int) -> int:

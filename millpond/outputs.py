@@ -23,6 +23,8 @@ class SampledToken:
     logprobs: TokenLogprobs | None = None
     forced: tuple[TokenId, ...] = ()
     """Tokens that a grammar makes follow, whatever the model thinks of them."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """With the first output token, where asked for: of every prompt token but the first."""
 
 
 class TokenEvent(NamedTuple):
@@ -32,6 +34,8 @@ class TokenEvent(NamedTuple):
     output_index: int
     token_id: TokenId
     logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """See SampledToken; with index 0 only."""
 
 
 @dataclass(frozen=True, slots=True)

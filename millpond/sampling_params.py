@@ -154,6 +154,8 @@ class SamplingParams:
     seed: int | None = None
     logprobs: int | None = None
     """Number of alternatives reported a token (0: the chosen one only); None: none reported."""
+    prompt_logprobs: int | None = None
+    """The same for every token of the prompt but the first. All of it is then computed, whatever the cache holds."""
     grammar: GrammarSpec | None = None
     """Ends are allowed where it is complete, and then end the output, whatever min_tokens and ignore_eos say."""
 
@@ -205,6 +207,7 @@ _INT_RANGES: tuple[tuple[str, int, int], ...] = (
     ("penalty_window", 0, 2**31 - 1),
     ("seed", 0, 2**64 - 1),
     ("logprobs", 0, MAX_TOP_LOGPROBS),
+    ("prompt_logprobs", 0, MAX_TOP_LOGPROBS),
 )
 _LENGTHS: tuple[tuple[str, int], ...] = (
     ("logit_bias", MAX_LOGIT_BIAS_ENTRIES),

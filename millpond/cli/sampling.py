@@ -44,6 +44,7 @@ _HELP: Mapping[str, str] = types.MappingProxyType(
         "ignore_eos": "go on where the model would end",
         "seed": "makes the draw repeatable",
         "logprobs": "alternatives reported for each token",
+        "prompt_logprobs": "the same for each token of the prompt but the first",
     }
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -11,6 +12,7 @@ from millpond.errors import DecodeFailed, GrammarFailed, InvalidBatch, KVExhaust
 from millpond.outputs import SampledToken
 from millpond.request import Request
 from millpond.runtime.base import Batch, Runtime
+from millpond.sampling.logprobs import PromptLogprobs
 from millpond.sampling.sampler import Sampler, SamplerFactory
 from millpond.sampling.structured.base import Grammar
 from millpond.scheduler.output import DecodeFailure, RunnerOutput, ScheduledRows
@@ -28,13 +30,17 @@ class ModelRunner:
         self._factory = samplers
         self._clock = clock
         self._samplers: dict[SequenceId, Sampler] = {}
+        self._prompts: dict[SequenceId, PromptLogprobs] = {}
 
     def add(self, sequence_id: SequenceId, request: Request, grammar: Grammar | None = None) -> None:
         """`grammar`: the request's, compiled. Raises InvalidParameter if it names ids that the model does not have."""
         self._samplers[sequence_id] = self._factory.create(request, grammar)
+        if request.params.prompt_logprobs is not None:
+            self._prompts[sequence_id] = PromptLogprobs(request.prompt_ids, request.params.prompt_logprobs)
 
     def remove(self, sequence_id: SequenceId) -> None:
         self._samplers.pop(sequence_id, None)
+        self._prompts.pop(sequence_id, None)
 
     def run(self, rows: Sequence[ScheduledRows], before_sampling: Callable[[], None]) -> RunnerOutput:
         """`before_sampling` is called once the model is done, while the clock of the step still runs."""
@@ -52,20 +58,32 @@ class ModelRunner:
         before_sampling()
         tokens: dict[SequenceId, SampledToken] = {}
         errors: dict[SequenceId, Ending] = {}
-        row = -1
+        first = 0
         for scheduled in rows:
-            row += len(scheduled.token_ids)
-            if not scheduled.samples:
-                continue
             try:
-                sampler = self._samplers[scheduled.sequence_id]
-                tokens[scheduled.sequence_id] = sampler.sample(self._runtime.logits(row), scheduled.output_ids)
+                token = self._sample(scheduled, first)
             except GrammarFailed as error:
                 errors[scheduled.sequence_id] = Ending(FinishReason.GRAMMAR, str(error))
             except RuntimeFailure as error:
                 errors[scheduled.sequence_id] = Ending(FinishReason.ERROR, str(error))
+            else:
+                if token is not None:
+                    tokens[scheduled.sequence_id] = token
+            first += len(scheduled.token_ids)
         sampled = self._clock()
         return RunnerOutput(tokens, errors, None, (decoded - began) * 1e3, (sampled - decoded) * 1e3)
+
+    def _sample(self, scheduled: ScheduledRows, first: int) -> SampledToken | None:
+        """`first`: the batch's row of its first token. None: the sequence is not up to date yet."""
+        about_prompt = self._prompts.get(scheduled.sequence_id) if scheduled.wants_all else None
+        if about_prompt is not None:
+            for offset in range(len(scheduled.token_ids)):
+                about_prompt.take(scheduled.start + offset, self._runtime.logits(first + offset))
+        if not scheduled.samples:
+            return None
+        last = first + len(scheduled.token_ids) - 1
+        token = self._samplers[scheduled.sequence_id].sample(self._runtime.logits(last), scheduled.output_ids)
+        return token if about_prompt is None else replace(token, prompt_logprobs=about_prompt.all())
 
 
 def _batch_of(rows: Sequence[ScheduledRows]) -> Batch:
@@ -80,4 +98,6 @@ def _batch_of(rows: Sequence[ScheduledRows]) -> Batch:
         positions[begin : begin + count] = np.arange(scheduled.start, scheduled.start + count, dtype=np.int32)
         begin += count
         wants[begin - 1] = scheduled.samples
+        if scheduled.wants_all:
+            wants[begin - count : begin] = True
     return Batch(tokens, positions, slots, wants)

@@ -43,6 +43,7 @@ class TokenLog:
         "parked_seconds",
         "pauses",
         "preemptions",
+        "prompt_logprobs",
         "request",
         "sequence_id",
         "started_at",
@@ -54,6 +55,8 @@ class TokenLog:
         self.ids: list[TokenId] = []
         self.logprobs: list[TokenLogprobs] = []
         """As long as `ids` when the request asked for logprobs, else empty."""
+        self.prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+        """Of every prompt token but the first, from the first output token on, when the request asked for them."""
         self.finish: FinishEvent | None = None
         self.closing: FinishReason | None = None
         """The server ended the output; no token is taken any more, the engine's last word on usage is awaited."""
@@ -102,6 +105,8 @@ class TokenLog:
         ids.append(event.token_id)
         if event.logprobs is not None:
             self.logprobs.append(event.logprobs)
+        if event.prompt_logprobs:
+            self.prompt_logprobs = event.prompt_logprobs
         if self.first_token_at is None or self._paused_at is not None:
             self._note_first_token(now)
         for listener in self._listeners:

@@ -7,6 +7,7 @@ requests, and a forced or penalized token shows what the model itself thought of
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -24,6 +25,27 @@ def token_logprobs(raw: Logits, chosen: TokenId, n_top: int) -> TokenLogprobs:
     log_total = _log_sum_exp(raw)
     top = tuple((token_id, float(raw[token_id]) - log_total) for token_id in best_ids(raw, n_top))
     return TokenLogprobs(chosen=float(raw[chosen]) - log_total, top=top)
+
+
+class PromptLogprobs:
+    """Of one prompt, gathered row by row, in any order and any number of times."""
+
+    def __init__(self, prompt_ids: Sequence[TokenId], n_top: int) -> None:
+        self._prompt_ids = prompt_ids
+        self._n_top = n_top
+        self._found: list[TokenLogprobs | None] = [None] * (len(prompt_ids) - 1)
+
+    def take(self, position: int, raw: Logits) -> None:
+        """`raw`: the logits behind the token at `position`, which say what should come next."""
+        if position < len(self._found):
+            self._found[position] = token_logprobs(raw, self._prompt_ids[position + 1], self._n_top)
+
+    def all(self) -> tuple[TokenLogprobs, ...]:
+        """Of every token but the first. Raises RuntimeFailure if a row never came."""
+        whole = tuple(found for found in self._found if found is not None)
+        if len(whole) != len(self._found):
+            raise RuntimeFailure(f"logits of {len(self._found) - len(whole)} prompt tokens are missing")
+        return whole
 
 
 def best_ids(row: Logits, count: int) -> list[TokenId]:

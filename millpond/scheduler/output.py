@@ -24,6 +24,8 @@ class ScheduledRows:
     """The last row brings the sequence up to date: sample its next token."""
     output_ids: Sequence[TokenId]
     """Output so far, for the sampler; a view that must not be changed."""
+    wants_all: bool = False
+    """Every row's logits are wanted: they say what the model thinks of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,8 @@ CONSIDERED_WAITERS = 32
 ALONE_FACTOR = 3.0
 """A step that no stream waits for may take this much longer; it still bounds how late an abort is seen."""
 MAX_FAILURES = 2
+PROMPT_LOGITS_ROWS = 32
+"""Rows of one step whose logits are all wanted: 4 bytes a vocabulary entry each, and some tenths of a millisecond."""
 IDLE_PIECES_PER_STEP = 2
 """Spans of idle prefixes that housekeeping moves out in one step, a few milliseconds each."""
 
@@ -314,7 +316,7 @@ class Scheduler:
         if sequence.status is not SequenceStatus.WAITING or policy.is_overdue(sequence):
             return False
         reusable = self._match(sequence).total
-        return policy.leader_of(sequence, self._running, reusable, sequence.num_tokens - 1) is not None
+        return policy.leader_of(sequence, self._running, reusable, sequence.reusable_limit) is not None
 
     def _match(self, sequence: Sequence) -> PrefixMatch:
         """What the sequence could start from; walked once per change of the pool."""
@@ -322,7 +324,7 @@ class Scheduler:
             held = self._manager.length(sequence.handle)
             return PrefixMatch(held, None, held)
         if sequence.matched is None or sequence.matched[0] != self._manager.version:
-            found = self._manager.match(sequence.handle.history, sequence.num_tokens - 1)
+            found = self._manager.match(sequence.handle.history, sequence.reusable_limit)
             sequence.matched = (self._manager.version, found)
         return sequence.matched[1]
 
@@ -372,7 +374,7 @@ class Scheduler:
     def _try_restore(self, sequence: Sequence, budget: StepBudget) -> bool:
         """Brings saved spans back, as many as the step has time for, one at least."""
         restored = 0
-        while (match := self._manager.next_stored(sequence.handle, sequence.num_tokens - 1)) is not None:
+        while (match := self._manager.next_stored(sequence.handle, sequence.reusable_limit)) is not None:
             # All of the span comes in before it is cut to the part that is wanted.
             tokens = match.key.end - self._manager.length(sequence.handle)
             cost = tokens * self.restore_cost.ms_per_token
@@ -386,6 +388,7 @@ class Scheduler:
 
     def _plan_chunk(self, sequence: Sequence, budget: StepBudget, now: float) -> None:
         rows = sequence.until_checkpoint(budget.chunk(sequence.behind, sequence.num_computed_tokens))
+        rows = min(rows, PROMPT_LOGITS_ROWS) if sequence.wants_prompt_rows else rows
         while rows > 0 and not self._try_obtain(rows, keep=sequence):
             if self._manager.free_cells > 0:
                 rows = min(rows, self._manager.free_cells)
@@ -407,7 +410,9 @@ class Scheduler:
         self._manager.grow(sequence.handle, rows)
         tokens = sequence.handle.history.token_ids[start : start + rows]
         samples = start + rows == sequence.num_tokens
-        self._rows[sequence.id] = ScheduledRows(sequence.id, slot, start, tokens, samples, sequence.output_ids)
+        self._rows[sequence.id] = ScheduledRows(
+            sequence.id, slot, start, tokens, samples, sequence.output_ids, sequence.wants_prompt_rows
+        )
 
     # -- results ---------------------------------------------------------------------------------------------------
 
@@ -468,7 +473,9 @@ class Scheduler:
             self._manager.unpin(sequence.handle)
         events: list[TokenEvent] = []
         for token_id in (sampled.token_id, *sampled.forced):
-            events.append(TokenEvent(sequence.id, sequence.num_output_tokens, token_id, sampled.logprobs))
+            about_prompt = () if events else sampled.prompt_logprobs
+            index = sequence.num_output_tokens
+            events.append(TokenEvent(sequence.id, index, token_id, sampled.logprobs, about_prompt))
             sequence.append(token_id, now)
             reason = finish_reason_of(sequence.request, sequence.output_ids, self._eog_ids)
             if reason is not None:

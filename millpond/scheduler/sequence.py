@@ -72,6 +72,16 @@ class Sequence:
         return len(self.output_ids)
 
     @property
+    def wants_prompt_rows(self) -> bool:
+        """Logits of every prompt row are asked for, and not reported yet."""
+        return self.request.params.prompt_logprobs is not None and not self.output_ids
+
+    @property
+    def reusable_limit(self) -> int:
+        """Most tokens that may come from a cache: logits are needed of the last one, or of all that had no row yet."""
+        return min(self.num_tokens - 1, self.high_water) if self.wants_prompt_rows else self.num_tokens - 1
+
+    @property
     def behind(self) -> int:
         """Tokens to compute before the next one can be sampled."""
         return self.num_tokens - self.num_computed_tokens

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from millpond.async_llm import OutputDelta, PromptInput, TextInput, TokenInput
 from millpond.errors import ContextLengthExceeded, InvalidParameter
-from millpond.server.adapters.logprobs import LegacyColumns, Piece
+from millpond.server.adapters.logprobs import LegacyColumns, Piece, joined_columns
 from millpond.server.adapters.plan import Caller, GenerationPlan, build_plan, unsupported
 from millpond.server.adapters.reply import CollectedOutput, ReplyHead
 from millpond.server.adapters.sampling import sampling_params
@@ -15,23 +16,30 @@ from millpond.server.adapters.sse import encode_json, encode_text, event
 from millpond.server.adapters.usage import PromptFinishes, extension, usage
 from millpond.server.limits import MAX_OUTPUTS
 from millpond.server.schemas.completions import CompletionRequest
-from millpond.types import FinishReason
+from millpond.types import FinishReason, TokenId
 
 
 def completion_plan(
     body: CompletionRequest, caller: Caller, *, n_vocab: int | None, max_model_len: int | None
 ) -> GenerationPlan:
     """Raises InvalidParameter naming the field, ContextLengthExceeded for too many ids, or UnknownModel."""
-    if body.echo:
-        raise unsupported("echo", "is not supported yet; leave the field out")
     if body.suffix:
         raise unsupported("suffix", "is not supported yet; leave the field out")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise unsupported("best_of", "other values than n are not supported yet; leave the field out")
     prompts = parse_prompts(body.prompt, n_vocab=n_vocab, max_model_len=max_model_len)
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    params = sampling_params(body, max_tokens=max_tokens, logprobs=body.logprobs)
-    return build_plan(body, prompts, params, caller)
+    if max_tokens == 0 and not body.echo:
+        raise InvalidParameter("max_tokens", "must be at least 1, or 0 with echo")
+    params = sampling_params(body, max_tokens=max_tokens or None, logprobs=body.logprobs)
+    if not body.echo:
+        return build_plan(body, prompts, params, caller)
+    params = replace(params, prompt_logprobs=body.logprobs)
+    if max_tokens == 0:
+        params = replace(params, max_tokens=1, min_tokens=0)
+    plan = build_plan(body, prompts, params, caller)
+    options = [replace(one, echo=True) for one in plan.options]
+    return replace(plan, options=options, prompt_only=max_tokens == 0)
 
 
 def parse_prompts(prompt: Any, *, n_vocab: int | None, max_model_len: int | None) -> list[PromptInput]:
@@ -84,16 +92,52 @@ class CompletionDialect:
     ) -> dict[str, Any]:
         answer = head.fields("text_completion")
         answer["choices"] = [self._choice(index, output) for index, output in enumerate(outputs)]
-        return answer | {"usage": usage(prompts), "millpond": extension(prompts)}
+        return answer | {"usage": _usage(self._plan, prompts), "millpond": extension(prompts)}
 
     def _choice(self, index: int, output: CollectedOutput) -> dict[str, Any]:
-        choice: dict[str, Any] = {"index": index, "text": "".join(output.text), "logprobs": None}
+        shown = ShownCompletion(self._plan, self._piece)
+        delta = OutputDelta(
+            index, "".join(output.text), tuple(output.token_ids), tuple(output.logprobs), prompt=output.prompt
+        )
+        choice: dict[str, Any] = {"index": index, "text": shown.text(delta), "logprobs": None}
         if self._plan.params.logprobs is not None:
-            choice["logprobs"] = LegacyColumns(self._piece).take(output.token_ids, output.logprobs)
+            choice["logprobs"] = shown.columns(delta)
         if self._plan.return_token_ids:
-            choice["token_ids"] = output.token_ids
+            choice["token_ids"] = shown.token_ids(delta)
         choice["finish_reason"] = output.finish.reason.value if output.finish else None
         return choice
+
+
+class ShownCompletion:
+    """What a client sees of one output's deltas: with `echo` the prompt first, and perhaps nothing else."""
+
+    def __init__(self, plan: GenerationPlan, piece: Piece) -> None:
+        self._prompt_only = plan.prompt_only
+        self._piece = piece
+        self._columns = LegacyColumns(piece)
+
+    def text(self, delta: OutputDelta) -> str:
+        own = "" if self._prompt_only else delta.text
+        if delta.prompt is None:
+            return own
+        return b"".join(map(self._piece, delta.prompt.token_ids)).decode(errors="replace") + own
+
+    def token_ids(self, delta: OutputDelta) -> tuple[TokenId, ...]:
+        """Of the output; the prompt's are the client's."""
+        return () if self._prompt_only else delta.token_ids
+
+    def columns(self, delta: OutputDelta) -> dict[str, Any]:
+        """Call it once a delta, in order."""
+        echoed = None if delta.prompt is None else self._columns.take_echo(delta.prompt)
+        own = self._columns.take(self.token_ids(delta), delta.logprobs)
+        return own if echoed is None else joined_columns(echoed, own)
+
+
+def _usage(plan: GenerationPlan, prompts: Sequence[PromptFinishes]) -> dict[str, Any]:
+    if not plan.prompt_only:
+        return usage(prompts)
+    unseen = [replace(p, finishes=[replace(f, completion_tokens=0) for f in p.finishes]) for p in prompts]
+    return usage(unseen)
 
 
 class CompletionChunkEncoder:
@@ -103,7 +147,8 @@ class CompletionChunkEncoder:
         self._fields = head.fields("text_completion")
         self._wants_logprobs = plan.params.logprobs is not None
         self._wants_ids = plan.return_token_ids
-        self._columns = [LegacyColumns(piece) for _ in range(plan.n_outputs)]
+        self._plan = plan
+        self._shown = [ShownCompletion(plan, piece) for _ in range(plan.n_outputs)]
         start = b"data: " + encode_json(self._fields)[:-1]
         self._heads = [start + b',"choices":[{"index":%d,"text":' % index for index in range(plan.n_outputs)]
         self._end = b'],"usage":null}\n\n' if plan.include_usage else b"]}\n\n"
@@ -113,18 +158,17 @@ class CompletionChunkEncoder:
         return b""
 
     def delta(self, delta: OutputDelta) -> bytes:
+        shown = self._shown[delta.index]
+        text = shown.text(delta)
         if not self._wants_logprobs and not self._wants_ids:
-            return self._heads[delta.index] + encode_text(delta.text) + self._plain_tail if delta.text else b""
-        if not delta.text and not delta.token_ids:
+            return self._heads[delta.index] + encode_text(text) + self._plain_tail if text else b""
+        token_ids = shown.token_ids(delta)
+        if not text and not token_ids:
             return b""
-        tail = b',"logprobs":'
-        if self._wants_logprobs:
-            tail += encode_json(self._columns[delta.index].take(delta.token_ids, delta.logprobs))
-        else:
-            tail += b"null"
+        tail = b',"logprobs":' + (encode_json(shown.columns(delta)) if self._wants_logprobs else b"null")
         if self._wants_ids:
-            tail += b',"token_ids":' + encode_json(delta.token_ids)
-        return self._heads[delta.index] + encode_text(delta.text) + tail + b',"finish_reason":null}' + self._end
+            tail += b',"token_ids":' + encode_json(token_ids)
+        return self._heads[delta.index] + encode_text(text) + tail + b',"finish_reason":null}' + self._end
 
     def finish(self, index: int, reason: FinishReason) -> bytes:
         ids = b',"token_ids":[]' if self._wants_ids else b""
@@ -135,4 +179,6 @@ class CompletionChunkEncoder:
         )
 
     def usage(self, prompts: Sequence[PromptFinishes]) -> bytes:
-        return event(self._fields | {"choices": [], "usage": usage(prompts), "millpond": extension(prompts)})
+        return event(
+            self._fields | {"choices": [], "usage": _usage(self._plan, prompts), "millpond": extension(prompts)}
+        )

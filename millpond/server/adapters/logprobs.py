@@ -6,6 +6,7 @@ import codecs
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from millpond.async_llm import PromptEcho
 from millpond.outputs import TokenLogprobs
 from millpond.types import TokenId
 
@@ -27,8 +28,12 @@ def _entry(token_id: TokenId, logprob: float, piece: Piece) -> dict[str, Any]:
     return {"token": raw.decode(errors="replace"), "logprob": max(logprob, LOWEST), "bytes": list(raw)}
 
 
+def joined_columns(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    return {name: [*column, *second[name]] for name, column in first.items()}
+
+
 class LegacyColumns:
-    """The four parallel lists of /v1/completions. `text_offset` counts characters of the output's own text."""
+    """The four parallel lists of /v1/completions. `text_offset` counts characters of the choice's text."""
 
     def __init__(self, piece: Piece) -> None:
         self._piece = piece
@@ -44,6 +49,17 @@ class LegacyColumns:
             "top_logprobs": [self._alternatives(found) for _, found in pairs],
             "text_offset": [self._advance(token_id) for token_id, _ in pairs],
         }
+
+    def take_echo(self, prompt: PromptEcho) -> dict[str, Any]:
+        """Those of the prompt, before anything else. Nothing is known of its first token: null."""
+        first, rest = prompt.token_ids[:1], prompt.token_ids[1:]
+        head = {
+            "tokens": [self._text(token_id) for token_id in first],
+            "token_logprobs": [None],
+            "top_logprobs": [None],
+            "text_offset": [self._advance(token_id) for token_id in first],
+        }
+        return joined_columns(head, self.take(rest, prompt.logprobs))
 
     def _text(self, token_id: TokenId) -> str:
         return self._piece(token_id).decode(errors="replace")

@@ -39,6 +39,8 @@ class GenerationPlan:
     stream: bool
     include_usage: bool
     return_token_ids: bool
+    prompt_only: bool = False
+    """The client wants no output, only what the model says of the prompt; one token is made and not shown."""
     notes: tuple[str, ...] = ()
     """What was done to the request that its client may want to know; shown in the answer's extension."""
 

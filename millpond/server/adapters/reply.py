@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from millpond.async_llm import Finish, OutputDelta
+from millpond.async_llm import Finish, OutputDelta, PromptEcho
 from millpond.outputs import TokenLogprobs
 from millpond.server.adapters.tools import CollectedCalls
 from millpond.server.adapters.usage import PromptFinishes
@@ -43,6 +43,7 @@ class CollectedOutput:
     token_ids: list[TokenId] = field(default_factory=list[TokenId])
     logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
     finish: Finish | None = None
+    prompt: PromptEcho | None = None
 
     def take(self, delta: OutputDelta) -> None:
         self.text.append(delta.text)
@@ -51,6 +52,7 @@ class CollectedOutput:
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs
         self.finish = delta.finish
+        self.prompt = self.prompt or delta.prompt
 
 
 class ChunkEncoder(Protocol):

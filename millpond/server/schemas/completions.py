@@ -26,6 +26,7 @@ PROMPT_SCHEMA: dict[str, Any] = {
 
 
 class CompletionRequest(GenerationFields):
+    max_tokens: Annotated[Integer, Field(ge=0, le=INT32_MAX)] | None = None
     prompt: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
     max_completion_tokens: TokenCount | None = None
     logprobs: Annotated[Integer, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
