@@ -74,3 +74,11 @@ def test_openai_client(server_url: str) -> None:
     assert len(text.split("stream:")[1].split()) > 10
     cached, prompt = (int(word) for word in lines[-1].split() if word.isdigit())
     assert prompt > cached > 20
+
+
+def test_score_choices(server_url: str) -> None:
+    lines = run("score_choices.py", server_url)
+    right, of = int(lines[-1].split()[0]), int(lines[-1].split()[2])
+    assert of == len(lines) - 1 == 40
+    assert right >= 16, "by chance it would be 10"
+    assert sum(line.startswith("ok ") for line in lines) == right

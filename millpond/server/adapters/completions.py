@@ -36,7 +36,7 @@ def completion_plan(
         return build_plan(body, prompts, params, caller)
     params = replace(params, prompt_logprobs=body.logprobs)
     if max_tokens == 0:
-        params = replace(params, max_tokens=1, min_tokens=0)
+        params = replace(params, max_tokens=1, min_tokens=0, ignore_eos=True, stop_token_ids=())
     plan = build_plan(body, prompts, params, caller)
     options = [replace(one, echo=True) for one in plan.options]
     return replace(plan, options=options, prompt_only=max_tokens == 0)
