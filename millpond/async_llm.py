@@ -16,10 +16,10 @@ from millpond.engine_client.window import EngineView, EngineWindow, RequestView
 from millpond.errors import EngineFailed, InvalidParameter, MillpondError, NotReady
 from millpond.outputs import EngineInfo, SequenceUsage, StepStats, TokenLogprobs
 from millpond.request import Request
-from millpond.sampling_params import GrammarSpec, SamplingParams
+from millpond.sampling_params import GrammarSpec, SamplingParams, ThinkingBudget
 from millpond.text.channels import ToolCallDelta
-from millpond.text.constraints import output_grammar
-from millpond.text.input_processor import InputProcessor
+from millpond.text.constraints import output_grammar, thinking_budget
+from millpond.text.input_processor import InputProcessor, PreparedPrompt
 from millpond.text.inputs import ChatInput, PromptInput, TextInput, TokenInput
 from millpond.text.output_processor import HiddenTokens, OutputProcessor, TextDelta
 from millpond.text.stop import StopStrings
@@ -62,6 +62,8 @@ class RequestOptions:
     """Seconds from acceptance; None: the server's default."""
     echo: bool = False
     """The first delta of every output tells of the prompt."""
+    thinking_budget: int | None = None
+    """Tokens that an output may think; without meaning where the model's template has no reasoning tags."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +254,7 @@ class AsyncLLM:
         if grammar is not None:
             params = replace(params, grammar=grammar)
             await self._compile(grammar)
+        params = await self._with_thinking(params, options, prepared, info)
         params, options = await self._through_gate(ids, params, options, info)
         logs = self._client.submit(self._requests(ids, params, options, info, timeout))
         hidden = HiddenTokens(self._text.eog_ids, frozenset(params.stop_token_ids), params.min_tokens)
@@ -261,6 +264,19 @@ class AsyncLLM:
             processor = OutputProcessor(self._text.piece, stops, hidden, machine)
             readers.append(_OutputReader(index, log, processor, self._client, echo=options.echo))
         return RequestStream(len(ids), readers, self._client)
+
+    async def _with_thinking(
+        self, params: SamplingParams, options: RequestOptions, prepared: PreparedPrompt, info: EngineInfo
+    ) -> SamplingParams:
+        budget = options.thinking_budget
+        if budget is None:
+            return params
+        limit = output_limit(params, prepared.token_ids, info)
+
+        def resolve() -> ThinkingBudget | None:
+            return thinking_budget(budget, prepared, self._input_processor(info).tokenizer.encode, limit)
+
+        return replace(params, thinking=await self._on_worker(resolve))
 
     async def _through_gate(
         self, ids: tuple[TokenId, ...], params: SamplingParams, options: RequestOptions, info: EngineInfo
@@ -296,7 +312,7 @@ class AsyncLLM:
         info: EngineInfo,
         timeout: float | None,
     ) -> list[Request]:
-        rest = info.max_model_len - len(ids)
+        limit = output_limit(params, ids, info)
         seed = self._draw_seed() if params.seed is None else params.seed
         now = self._clock()
         return [
@@ -304,7 +320,7 @@ class AsyncLLM:
                 request_id=options.request_id,
                 prompt_ids=ids,
                 params=params,
-                max_tokens=rest if params.max_tokens is None else min(params.max_tokens, rest),
+                max_tokens=limit,
                 seed=output_seed(seed, index),
                 arrival=now,
                 deadline=None if timeout is None else now + timeout,
@@ -542,6 +558,12 @@ class _OutputReader:
 
 
 _NOTHING = TextDelta("", 0)
+
+
+def output_limit(params: SamplingParams, prompt_ids: Sequence[TokenId], info: EngineInfo) -> int:
+    """Most output tokens: what was asked, as far as it fits."""
+    rest = info.max_model_len - len(prompt_ids)
+    return rest if params.max_tokens is None else min(params.max_tokens, rest)
 
 
 def _check_prompt_logprobs(params: SamplingParams, n_tokens: int) -> None:

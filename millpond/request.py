@@ -45,4 +45,7 @@ def finish_reason_of(
         return FinishReason.STOP
     if over_minimum and last in params.stop_token_ids:
         return FinishReason.STOP
-    return FinishReason.LENGTH if len(output_ids) >= request.max_tokens else None
+    if len(output_ids) >= request.max_tokens:
+        return FinishReason.LENGTH
+    looped = params.repetition_guard is not None and params.repetition_guard.sees_loop(output_ids)
+    return FinishReason.REPETITION if looped else None

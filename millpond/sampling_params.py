@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -113,6 +114,58 @@ class DynamicTemperature:
 
 
 @dataclass(frozen=True, slots=True)
+class RepetitionGuard:
+    """Ends an output whose last tokens are `min_count` times the same pattern of min_period to max_period tokens.
+
+    Raises InvalidParameter when a value is out of range.
+    """
+
+    min_period: int = 2
+    max_period: int = 64
+    min_count: int = 4
+
+    def __post_init__(self) -> None:
+        _check_int("repetition_detection.max_pattern_size", self.max_period, 1, 64)
+        _check_int("repetition_detection.min_pattern_size", self.min_period, 1, self.max_period)
+        _check_int("repetition_detection.min_count", self.min_count, 3, 1000)
+
+    def sees_loop(self, output_ids: Sequence[TokenId]) -> bool:
+        """Does the output end in one? Most periods cost one comparison."""
+        last, length = len(output_ids) - 1, len(output_ids)
+        for period in range(self.min_period, self.max_period + 1):
+            whole = period * self.min_count
+            if whole > length:
+                return False
+            if output_ids[last] == output_ids[last - period]:
+                end = output_ids[length - whole :]
+                if end[period:] == end[:-period]:
+                    return True
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingBudget:
+    """How long an output may think. From `budget` thought tokens on, `close_ids` are forced behind the next sentence,
+    and behind any token once there are `hard_limit`. While it thinks, the output does not end.
+
+    Raises InvalidParameter when a value is out of range.
+    """
+
+    open_ids: tuple[TokenId, ...]
+    close_ids: tuple[TokenId, ...]
+    budget: int
+    hard_limit: int
+    starts_open: bool
+    """The prompt ends inside a thought."""
+
+    def __post_init__(self) -> None:
+        _check_int("thinking_budget", self.budget, 0, 2**31 - 1)
+        _check_int("thinking_budget", self.hard_limit, self.budget, 2**31 - 1)
+        if not self.close_ids:
+            raise InvalidParameter("thinking_budget", "needs the tokens that close a thought")
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Defaults are llama-server's, which suit small local models; `temperature` 0 is greedy.
 
@@ -158,6 +211,9 @@ class SamplingParams:
     """The same for every token of the prompt but the first. All of it is then computed, whatever the cache holds."""
     grammar: GrammarSpec | None = None
     """Ends are allowed where it is complete, and then end the output, whatever min_tokens and ignore_eos say."""
+
+    thinking: ThinkingBudget | None = None
+    repetition_guard: RepetitionGuard | None = None
 
     @property
     def is_greedy(self) -> bool:

@@ -35,10 +35,12 @@ _ALLOWED_MOVES: dict[SequenceStatus, frozenset[SequenceStatus]] = {
 
 
 class FinishReason(Enum):
-    """Why a sequence ended. STOP and LENGTH are the client's own limits; the others are told to it as errors."""
+    """Why a sequence ended. STOP, LENGTH and REPETITION are the client's own limits; the others are errors to it."""
 
     STOP = "stop"
     LENGTH = "length"
+    REPETITION = "repetition"
+    """The request's repetition guard saw a loop."""
     CANCELLED = "cancelled"
     """The client left or asked for the end."""
     DEADLINE = "deadline"
@@ -47,6 +49,11 @@ class FinishReason(Enum):
     GRAMMAR = "grammar"
     """The request's own grammar became too complex to follow, or its grammar and bans leave no token."""
     ERROR = "error"
+
+    @property
+    def is_asked_for(self) -> bool:
+        """The client's own limits: the output is whole."""
+        return self in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.REPETITION)
 
 
 class MemoryKind(Enum):

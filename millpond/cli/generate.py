@@ -161,7 +161,7 @@ def _one(
     as_json: bool,
 ) -> bool:
     """True: it failed."""
-    from millpond.cli.jsonl import COMPLETE, result_record
+    from millpond.cli.jsonl import result_record
 
     stream = llm.stream(prompt, params, stop=stop)
     for delta in stream:
@@ -170,7 +170,7 @@ def _one(
             sink.flush()
     result = stream.completion
     assert result is not None
-    failed = result.finish_reason not in COMPLETE
+    failed = not result.finish_reason.is_asked_for
     if as_json:
         sink.write(json.dumps({"id": 1, **result_record(result, llm.piece)}, ensure_ascii=False) + "\n")
     else:

@@ -15,12 +15,10 @@ from millpond.errors import CallerError, InvalidParameter
 from millpond.outputs import TokenLogprobs
 from millpond.sampling_params import SamplingParams
 from millpond.text.inputs import ChatInput, PromptInput, TextInput, TokenInput
-from millpond.types import FinishReason
 
 if TYPE_CHECKING:
     from millpond.llm import Completion, Job
 
-COMPLETE = frozenset({FinishReason.STOP, FinishReason.LENGTH})
 _FIELDS = ("id", "prompt", "messages", "params", "stop")
 
 
@@ -86,7 +84,7 @@ def result_record(result: Completion | CallerError, piece: Callable[[int], bytes
     if result.logprobs:
         pairs = zip(result.token_ids, result.logprobs, strict=True)
         record["logprobs"] = [_logprobs(token, entry, piece) for token, entry in pairs]
-    if result.finish_reason not in COMPLETE:
+    if not result.finish_reason.is_asked_for:
         record["error"] = {"message": result.message or f"the output ended by {result.finish_reason.value}"}
     return record
 

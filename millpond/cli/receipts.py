@@ -20,7 +20,7 @@ from millpond.receipts.receipt import EngineFacts, Receipt, decode_receipt
 from millpond.receipts.replay import replay as replay_receipt
 from millpond.receipts.store import EndRow, ReceiptStore, opened
 from millpond.request import Request
-from millpond.types import FinishReason, SequenceId, TokenId
+from millpond.types import SequenceId, TokenId
 
 if TYPE_CHECKING:
     from millpond.engine.core import EngineCore
@@ -148,7 +148,7 @@ def generator(core: EngineCore) -> Callable[[Request], Sequence[TokenId]]:
             result = core.step()
             ids += [token.token_id for token in result.tokens]
             for finish in result.finished:
-                if finish.reason not in (FinishReason.STOP, FinishReason.LENGTH):
+                if not finish.reason.is_asked_for:
                     raise InternalError(f"the replay ended by {finish.reason.value}: {finish.message}")
         return ids
 

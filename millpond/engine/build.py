@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from millpond.config import EngineConfig
@@ -108,7 +109,8 @@ def build_core(
     manager = KVCacheManager(n_cells, limits.n_slots, index, layout, stored, reuse=shares)
     scheduler_config = _scheduler_config(config, info, limits, identity, n_cells=n_cells, shares=shares)
     scheduler = Scheduler(replace(scheduler_config, victim_rule=victim_rule), manager, runtime.vocab.eog_ids)
-    samplers = SamplerFactory(runtime.model.n_vocab, runtime.vocab.eog_ids, runtime.candidates, runtime.vocab.piece)
+    pieces = partial(runtime.vocab.piece, special=True)
+    samplers = SamplerFactory(runtime.model.n_vocab, runtime.vocab.eog_ids, runtime.candidates, pieces)
     executor = KVExecutor(runtime, store, clock)
     runner = ModelRunner(runtime, samplers, clock)
     grammars = PendingGrammars(compile_grammar or CompileThread(GrammarCompiler(runtime.vocab)).submit)

@@ -219,7 +219,7 @@ class LogBook:
         assert log.finish is not None
         if log.finish.reason is FinishReason.ERROR:
             self.losses += 1
-        if log.finish.reason in (FinishReason.STOP, FinishReason.LENGTH):
+        if log.finish.reason.is_asked_for:
             self.rates.record_output_length(len(log.ids))
         self._observer.on_finished(log, now)
         for listener in self.end_listeners:

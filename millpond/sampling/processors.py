@@ -6,7 +6,7 @@ Every processor works in place on a float32[n_vocab] copy, touches only the ids 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +15,7 @@ from millpond.request import Request
 from millpond.runtime.base import Logits
 from millpond.sampling.ids import NO_IDS, IdArray, as_ids, recent_ids
 from millpond.sampling.repeats import Dry, LzPenalty
+from millpond.sampling.thinking import ThinkingLimit
 from millpond.types import TokenId
 
 
@@ -107,11 +108,14 @@ class TopNSigma:
 
 
 def processors_of(
-    request: Request, eog_ids: frozenset[TokenId], breaker_ids: IdArray = NO_IDS
+    request: Request,
+    eog_ids: frozenset[TokenId],
+    breaker_ids: IdArray = NO_IDS,
+    text_of: Callable[[TokenId], bytes] = lambda token_id: b"",
 ) -> tuple[LogitsProcessor, ...]:
-    """The active processors, in their order: penalties, then bias (which no penalty scales), bans last.
+    """The active processors, in their order: penalties, then bias (which no penalty scales), then bans.
 
-    `breaker_ids`: the tokens that DRY does not reach over. See docs/sampling.md.
+    `breaker_ids`: the tokens that DRY does not reach over. `text_of`: bytes of any token. See docs/sampling.md.
     """
     params = request.params
     found: list[LogitsProcessor] = []
@@ -130,4 +134,6 @@ def processors_of(
     if params.grammar is None and eog_ids and (params.ignore_eos or params.min_tokens > 0):
         # With a grammar the ends are its to allow.
         found.append(EndBan(eog_ids, until=None if params.ignore_eos else params.min_tokens))
+    if params.thinking is not None:
+        found.append(ThinkingLimit(params.thinking, eog_ids, text_of))
     return tuple(found)

@@ -32,7 +32,7 @@ GREEDY_BELOW = 1e-6
 
 
 class SamplerFactory:
-    """Makes the samplers of one loaded model. `piece` gives the bytes of a token, for what is asked by text."""
+    """Makes the samplers of one loaded model. `piece` gives the bytes of any token, for what is asked by text."""
 
     def __init__(
         self,
@@ -44,6 +44,7 @@ class SamplerFactory:
         self._n_vocab = n_vocab
         self._eog_ids = eog_ids
         self._candidates = candidates
+        self._piece = piece
         self._breakers = TokensWithText(n_vocab, piece)
 
     def create(self, request: Request, grammar: Grammar | None = None) -> Sampler:
@@ -52,7 +53,7 @@ class SamplerFactory:
         params.check_vocabulary(self._n_vocab)
         mask = None if grammar is None else GrammarMask(grammar.matcher(), self._eog_ids, params.min_tokens)
         breaker_ids = NO_IDS if params.dry is None else self._breakers.ids(params.dry.breakers)
-        processors = processors_of(request, self._eog_ids, breaker_ids)
+        processors = processors_of(request, self._eog_ids, breaker_ids, self._piece)
         return Sampler(request, self._eog_ids, self._candidates, processors, mask)
 
 

@@ -74,7 +74,7 @@ def http_error(status: int, allow: str | None = None) -> WireError:
 
 def finish_error(reason: FinishReason, message: str = "") -> WireError | None:
     """The error that an output's end is, or None for the two ends a client asked for."""
-    if reason in (FinishReason.STOP, FinishReason.LENGTH):
+    if reason.is_asked_for:
         return None
     if reason is FinishReason.DEADLINE:
         return WireError(504, message or "the request passed its time limit", "server_error", None, "timeout")

@@ -1,15 +1,26 @@
-"""What a whole output may be when its answer must match a grammar. Knows how outputs are read; compiles nothing.
+"""What a whole output may be: its answer by a grammar, its thoughts by a budget. Knows how outputs are read; compiles
+nothing.
 
 The grammar is of the answer. A model that thinks may think before it; one that was offered tools may call them instead.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
-from millpond.sampling_params import GrammarKind, GrammarSpec
+from millpond.sampling_params import GrammarKind, GrammarSpec, ThinkingBudget
 from millpond.text.channels import ChannelPlan
 from millpond.text.input_processor import PreparedPrompt
+from millpond.types import TokenId
+
+SENTENCE_TOKENS = 64
+"""How long a thought may go on over its budget, to end with a sentence."""
+
+
+class Encode(Protocol):
+    def __call__(self, text: str, *, parse_special: bool) -> Sequence[TokenId]: ...
 
 
 def output_grammar(answer: GrammarSpec | None, prepared: PreparedPrompt) -> GrammarSpec | None:
@@ -23,6 +34,23 @@ def output_grammar(answer: GrammarSpec | None, prepared: PreparedPrompt) -> Gram
         return answer
     channels = prepared.channels
     return replace(answer, preface=_preface(channels), alternative=_calls(channels))
+
+
+def thinking_budget(budget: int, prepared: PreparedPrompt, encode: Encode, max_tokens: int) -> ThinkingBudget | None:
+    """None where the outputs have no reasoning channel. A tenth of `max_tokens` is kept for the answer."""
+    channels = prepared.channels
+    think = channels.turn.think if channels is not None else None
+    if channels is None or think is None:
+        return None
+    room = max_tokens - -(-max_tokens // 10)
+    allowed = min(budget, room)
+    return ThinkingBudget(
+        open_ids=tuple(encode(think.open, parse_special=True)),
+        close_ids=tuple(encode(think.close, parse_special=True)),
+        budget=allowed,
+        hard_limit=max(allowed, min(allowed + SENTENCE_TOKENS, room)),
+        starts_open=channels.turn.thinking,
+    )
 
 
 def _preface(channels: ChannelPlan) -> str:

@@ -31,7 +31,7 @@ def run(*arguments: str) -> tuple[SamplingParams | None, str]:
 
 
 def test_every_field_has_help_and_a_flag() -> None:
-    objects = {"grammar", "dry", "xtc", "dynamic_temperature"}
+    objects = {"grammar", "dry", "xtc", "dynamic_temperature", "thinking", "repetition_guard"}
     names = [entry.name for entry in fields(SamplingParams) if entry.name not in objects]
     assert [entry.name for entry in sampling_fields()] == names
     assert all(entry.help for entry in sampling_fields())

@@ -53,7 +53,7 @@ def test_the_mask_is_the_same_however_the_matcher_got_there(seed: int):
     other = random_walk(SPEC, rng, 40)
     wandering = COMPILER.compile(SPEC).matcher()
     for _ in range(30):
-        base = rng.choice([walk, other])
+        base = rng.choice([walk, other, random_walk(SPEC, rng, 40)])
         ids = base[: rng.randint(0, len(base))]
         fresh = COMPILER.compile(SPEC).matcher()
         assert (wandering.allowed(ids) == fresh.allowed(ids)).all()

@@ -200,7 +200,6 @@ async def test_bad_chat_bodies(server: RunningServer, body: dict[str, Any], para
         ({"prompt": [1, "a"]}, "prompt[1]"),
         ({"prompt": [[1], [10**20]]}, "prompt[1][0]"),
         ({"prompt": ["a", "b"], "n": 100}, "n"),
-        ({"prompt": "a", "echo": True}, "echo"),
         ({"prompt": "a", "suffix": "z"}, "suffix"),
         ({"prompt": "a", "best_of": 3}, "best_of"),
         ({"prompt": "a", "logprobs": 21}, "logprobs"),

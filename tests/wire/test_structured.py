@@ -216,3 +216,23 @@ async def test_documents_stay_whole_when_the_engine_is_killed():
         texts = [reply.json["choices"][0]["text"] for reply in await asyncio.gather(*asked)]
         assert texts == calm and all(map(is_person, texts))
         assert stack.llm.client.restarts == 1
+
+
+async def test_a_loop_ends_as_length_with_its_reason(stack: Stack):
+    body = {"messages": MESSAGES, "max_tokens": 200, "grammar": 'root ::= ("la " "lo ")+', "seed": 1}
+    body["repetition_detection"] = {"min_count": 3}
+    whole = (await exchange(stack.port, post(CHAT, body))).json
+    choice = whole["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("length", "repetition")
+    assert whole["usage"]["completion_tokens"] < 200
+    chunks = parse_sse((await exchange(stack.port, post(CHAT, body | {"stream": True}))).body).data
+    last = next(c for chunk in chunks for c in chunk["choices"] if c["finish_reason"])
+    assert (last["finish_reason"], last["stop_reason"]) == ("length", "repetition")
+    refused = await exchange(stack.port, post(CHAT, body | {"repetition_detection": {"min_count": 2}}))
+    assert refused.status == 400
+
+
+async def test_a_budget_without_reasoning_tags_changes_nothing(stack: Stack):
+    body = {"messages": MESSAGES, "max_tokens": 20, "seed": 1}
+    plain = (await exchange(stack.port, post(CHAT, body))).json["choices"]
+    assert (await exchange(stack.port, post(CHAT, body | {"thinking_budget": 5}))).json["choices"] == plain

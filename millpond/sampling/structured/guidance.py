@@ -162,7 +162,7 @@ class GuidanceMatcher:
     def _common_length(self, output_ids: Sequence[TokenId]) -> int:
         consumed = self._consumed
         shared = min(len(consumed), len(output_ids))
-        if shared == len(consumed) and (not shared or consumed[-1] == output_ids[shared - 1]):
+        if consumed == list(output_ids[: len(consumed)]):
             return shared
         pairs = zip(consumed, output_ids, strict=False)
         return next((place for place, (ours, theirs) in enumerate(pairs) if ours != theirs), shared)

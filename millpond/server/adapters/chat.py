@@ -14,7 +14,7 @@ from millpond.server.adapters.plan import Caller, GenerationPlan, build_plan
 from millpond.server.adapters.reply import CollectedOutput, ReplyHead
 from millpond.server.adapters.sampling import sampling_params
 from millpond.server.adapters.sse import encode_json, encode_text, encode_value, event
-from millpond.server.adapters.tools import finish_reason, tool_plan, wire_pieces
+from millpond.server.adapters.tools import finish_reason, stop_reason, tool_plan, wire_pieces
 from millpond.server.adapters.usage import PromptFinishes, extension, usage
 from millpond.server.schemas.chat import ChatMessage, ChatRequest
 from millpond.types import FinishReason
@@ -37,7 +37,10 @@ def chat_plan(body: ChatRequest, caller: Caller) -> GenerationPlan:
     chat = replace(
         chat, tools=tools.offered, forced_tools=tools.forced, parallel_tool_calls=tools.parallel or not tools.offered
     )
-    return replace(build_plan(body, [chat], params, caller), notes=notes)
+    plan = build_plan(body, [chat], params, caller)
+    budget = body.thinking_token_budget if body.thinking_budget is None else body.thinking_budget
+    options = [replace(one, thinking_budget=budget) for one in plan.options]
+    return replace(plan, options=options, notes=notes)
 
 
 def _template_kwargs(body: ChatRequest) -> dict[str, Any]:
@@ -93,7 +96,10 @@ class ChatDialect:
             choice["message"]["token_ids"] = choice["token_ids"] = output.token_ids
         if output.finish is None:
             return choice | {"finish_reason": None}
-        return choice | {"finish_reason": finish_reason(output.finish.reason, has_calls=bool(output.calls.calls))}
+        reason = output.finish.reason
+        return (
+            choice | {"finish_reason": finish_reason(reason, has_calls=bool(output.calls.calls))} | stop_reason(reason)
+        )
 
 
 def _message(output: CollectedOutput) -> dict[str, Any]:
@@ -163,8 +169,8 @@ class ChatChunkEncoder:
 
     def finish(self, index: int, reason: FinishReason) -> bytes:
         ids = b',"token_ids":[]' if self._wants_ids else b""
-        shown = finish_reason(reason, has_calls=index in self._called).encode()
-        return self._heads[index] + b'},"logprobs":null%b,"finish_reason":"%b"}' % (ids, shown) + self._end
+        ends = {"finish_reason": finish_reason(reason, has_calls=index in self._called)} | stop_reason(reason)
+        return self._heads[index] + b'},"logprobs":null%b,' % ids + encode_json(ends)[1:] + self._end
 
     def usage(self, prompts: Sequence[PromptFinishes]) -> bytes:
         return event(

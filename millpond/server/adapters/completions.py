@@ -13,6 +13,7 @@ from millpond.server.adapters.plan import Caller, GenerationPlan, build_plan, un
 from millpond.server.adapters.reply import CollectedOutput, ReplyHead
 from millpond.server.adapters.sampling import sampling_params
 from millpond.server.adapters.sse import encode_json, encode_text, event
+from millpond.server.adapters.tools import stop_reason, wire_reason
 from millpond.server.adapters.usage import PromptFinishes, extension, usage
 from millpond.server.limits import MAX_OUTPUTS
 from millpond.server.schemas.completions import CompletionRequest
@@ -104,8 +105,10 @@ class CompletionDialect:
             choice["logprobs"] = shown.columns(delta)
         if self._plan.return_token_ids:
             choice["token_ids"] = shown.token_ids(delta)
-        choice["finish_reason"] = output.finish.reason.value if output.finish else None
-        return choice
+        if output.finish is None:
+            return choice | {"finish_reason": None}
+        reason = output.finish.reason
+        return choice | {"finish_reason": wire_reason(reason)} | stop_reason(reason)
 
 
 class ShownCompletion:
@@ -172,11 +175,8 @@ class CompletionChunkEncoder:
 
     def finish(self, index: int, reason: FinishReason) -> bytes:
         ids = b',"token_ids":[]' if self._wants_ids else b""
-        return (
-            self._heads[index]
-            + b'"","logprobs":null%b,"finish_reason":"%b"}' % (ids, reason.value.encode())
-            + self._end
-        )
+        ends = {"finish_reason": wire_reason(reason)} | stop_reason(reason)
+        return self._heads[index] + b'"","logprobs":null%b,' % ids + encode_json(ends)[1:] + self._end
 
     def usage(self, prompts: Sequence[PromptFinishes]) -> bytes:
         return event(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from millpond.errors import InvalidParameter
-from millpond.sampling_params import DryPenalty, DynamicTemperature, SamplingParams, Xtc
+from millpond.sampling_params import DryPenalty, DynamicTemperature, RepetitionGuard, SamplingParams, Xtc
 from millpond.server.adapters.grammar import grammar_of
 from millpond.server.schemas.generation import GenerationFields
 
@@ -46,6 +46,7 @@ def sampling_params(fields: GenerationFields, *, max_tokens: int | None, logprob
         "dry": _dry(fields),
         "xtc": None if fields.xtc_probability is None else Xtc(fields.xtc_probability, _or(fields.xtc_threshold, 0.1)),
         "dynamic_temperature": _dynamic_temperature(fields),
+        "repetition_guard": _repetition_guard(fields),
         "grammar": grammar_of(fields),
     }
     params = SamplingParams(**{name: value for name, value in given.items() if value is not None})
@@ -93,6 +94,17 @@ def _dynamic_temperature(fields: GenerationFields) -> DynamicTemperature | None:
     if not fields.dynatemp_range:
         return None
     return DynamicTemperature(fields.dynatemp_range, _or(fields.dynatemp_exponent, 1.0))
+
+
+def _repetition_guard(fields: GenerationFields) -> RepetitionGuard | None:
+    asked = fields.repetition_detection
+    if asked is None:
+        return None
+    usual = RepetitionGuard()
+    longest = _or(asked.max_pattern_size, usual.max_period)
+    return RepetitionGuard(
+        _or(asked.min_pattern_size, min(usual.min_period, longest)), longest, _or(asked.min_count, usual.min_count)
+    )
 
 
 def _logit_bias(bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:

@@ -137,4 +137,14 @@ def wire_pieces(pieces: Sequence[ToolCallDelta]) -> list[dict[str, Any]]:
 
 def finish_reason(reason: FinishReason, *, has_calls: bool) -> str:
     """An output that ended by itself with calls in it waits for their results; one cut inside a call is `length`."""
-    return "tool_calls" if has_calls and reason is FinishReason.STOP else reason.value
+    return "tool_calls" if has_calls and reason is FinishReason.STOP else wire_reason(reason)
+
+
+def wire_reason(reason: FinishReason) -> str:
+    """OpenAI's words. An output that was cut for its repetitions did not stop by itself: see `stop_reason`."""
+    return FinishReason.LENGTH.value if reason is FinishReason.REPETITION else reason.value
+
+
+def stop_reason(reason: FinishReason) -> dict[str, str]:
+    """What stands beside `finish_reason` where that does not tell the whole."""
+    return {"stop_reason": reason.value} if reason is FinishReason.REPETITION else {}

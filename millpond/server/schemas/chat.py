@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from millpond.sampling_params import MAX_TOP_LOGPROBS
-from millpond.server.schemas.generation import GenerationFields, Integer, TokenCount, WireModel
+from millpond.server.schemas.generation import INT32_MAX, GenerationFields, Integer, TokenCount, WireModel
 
 MAX_TOOLS = 1024
 ToolList = Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MAX_TOOLS)]
@@ -38,3 +38,5 @@ class ChatRequest(GenerationFields):
     parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    thinking_budget: Annotated[Integer, Field(ge=0, le=INT32_MAX)] | None = None
+    thinking_token_budget: Annotated[Integer, Field(ge=0, le=INT32_MAX)] | None = None

@@ -53,6 +53,12 @@ class StreamOptions(WireModel):
     include_usage: bool | None = None
 
 
+class RepetitionDetection(WireModel):
+    min_pattern_size: Annotated[Integer, Field(ge=1, le=64)] | None = None
+    max_pattern_size: Annotated[Integer, Field(ge=1, le=64)] | None = None
+    min_count: Annotated[Integer, Field(ge=3, le=1000)] | None = None
+
+
 class GenerationFields(WireModel):
     model: str | None = None
     max_tokens: TokenCount | None = None
@@ -97,6 +103,7 @@ class GenerationFields(WireModel):
     cache_salt: Name | None = None
     prompt_cache_key: Name | None = None
     timeout: Annotated[float, Field(gt=0.0, le=1e9)] | None = None
+    repetition_detection: RepetitionDetection | None = None
     response_format: dict[str, Any] | None = None
     json_schema: dict[str, Any] | None = None
     regex: GrammarText | None = None
