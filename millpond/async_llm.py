@@ -161,7 +161,8 @@ class TextTools:
     piece: Callable[[TokenId], bytes]
     eog_ids: frozenset[TokenId]
     compile_grammar: Callable[[GrammarSpec], Future[Any]] | None = None
-    """The future has an InvalidParameter where a grammar does not compile. None: constrained requests are refused."""
+    """The future has InvalidParameter where a grammar does not compile, QueueFull where too many are waiting. None:
+    constrained requests are refused."""
 
 
 class RequestGate(Protocol):

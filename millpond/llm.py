@@ -55,6 +55,8 @@ class Completion:
     usage: SequenceUsage
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One a token when SamplingParams.logprobs is set."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each prompt token but the first when SamplingParams.prompt_logprobs is set."""
     stop_string: str | None = None
     message: str = ""
 
@@ -236,6 +238,8 @@ class LLM:
             engine = self._alive
             params = job.params
             params.check_vocabulary(engine.core.info.model.n_vocab)
+            if params.grammar is not None:
+                engine.core.check_grammar(params.grammar)
             stops = StopStrings(job.stop)
             ids = engine.text.prepare(job.prompt)
             rest = engine.core.info.max_model_len - len(ids)
@@ -329,7 +333,7 @@ class TextStream(Iterator[str]):
 class _Output:
     """What one sequence has made so far."""
 
-    __slots__ = ("_finish", "_ids", "_logprobs", "_parts", "_processor", "_shown", "sequence_id")
+    __slots__ = ("_finish", "_ids", "_logprobs", "_parts", "_processor", "_prompt_logprobs", "_shown", "sequence_id")
 
     def __init__(self, sequence_id: SequenceId, processor: OutputProcessor) -> None:
         self.sequence_id = sequence_id
@@ -337,6 +341,7 @@ class _Output:
         self._ids: list[TokenId] = []
         self._logprobs: list[TokenLogprobs] = []
         self._parts: list[str] = []
+        self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
         self._shown = 0
         """Parts that take_text() handed out."""
         self._finish: FinishEvent | None = None
@@ -357,6 +362,7 @@ class _Output:
         self._ids.append(event.token_id)
         if event.logprobs is not None:
             self._logprobs.append(event.logprobs)
+        self._prompt_logprobs = self._prompt_logprobs or event.prompt_logprobs
         self._add(delta.text)
         return delta.stop
 
@@ -380,6 +386,7 @@ class _Output:
             finish_reason=finish.reason if stop is None else FinishReason.STOP,
             usage=finish.usage,
             logprobs=tuple(self._logprobs),
+            prompt_logprobs=self._prompt_logprobs,
             stop_string=stop.stop if stop is not None else None,
             message=finish.message,
         )

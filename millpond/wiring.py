@@ -43,6 +43,8 @@ _LOADING_SECONDS = 0.1
 """Between two looks at how far the model is loaded."""
 OTHER_OPEN_FILES = 128
 """Descriptors of a server besides its connections, those to spare included."""
+MAX_WAITING_GRAMMARS = 64
+"""Not accepted yet; each takes milliseconds, half a second at the very worst."""
 _ENGINE_OOM_SCORE = 500
 """The kernel takes the engine before the server: the server brings it back and nothing is lost."""
 
@@ -236,7 +238,7 @@ def build_async_llm(
         make_input_processor=lambda longest: InputProcessor(vocab, template, longest, datetime.now, reading),
         piece=vocab.piece,
         eog_ids=vocab.eog_ids,
-        compile_grammar=CompileThread(GrammarCompiler(vocab)).submit,
+        compile_grammar=CompileThread(GrammarCompiler(vocab), MAX_WAITING_GRAMMARS).submit,
     )
     return AsyncLLM(
         client,

@@ -16,6 +16,7 @@ from millpond.errors import CallerError
 from millpond.outputs import EngineInfo, FinishEvent, PoolRun, SequenceProgress, StatusEvent, StepStats, TokenEvent
 from millpond.request import Request
 from millpond.sampling.structured.base import Grammar
+from millpond.sampling_params import GrammarSpec
 from millpond.scheduler.output import ScheduledRows
 from millpond.scheduler.scheduler import Scheduler
 from millpond.types import FinishReason, SequenceId, TokenId
@@ -91,6 +92,10 @@ class EngineCore:
                 self._prepare(ready.sequence_id, ready.request, ready.future.result())
             else:
                 self.scheduler.end(ready.sequence_id, FinishReason.GRAMMAR, str(error))
+
+    def check_grammar(self, spec: GrammarSpec) -> None:
+        """For callers in this process: waits. Raises InvalidParameter for one that does not compile."""
+        self._grammars.check(spec)
 
     def end(self, sequence_id: SequenceId, reason: FinishReason) -> None:
         self.scheduler.end(sequence_id, reason)

@@ -32,6 +32,10 @@ class PendingGrammars:
         self._compile = compile_grammar
         self._pending: dict[SequenceId, CompiledGrammar] = {}
 
+    def check(self, spec: GrammarSpec) -> None:
+        """Waits until it is compiled. Raises InvalidParameter."""
+        self._compile(spec).result()
+
     def start(self, sequence_id: SequenceId, request: Request) -> None:
         """For a request with a grammar."""
         spec = request.params.grammar

@@ -6,15 +6,16 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpond.errors import InvalidParameter
+from millpond.errors import InvalidParameter, QueueFull
 from millpond.runtime.fake_vocab import FakeVocab
-from millpond.sampling.structured import Grammar, GrammarCompiler
+from millpond.sampling.structured import CompileThread, Grammar, GrammarCompiler
 from millpond.sampling.structured.json_schema import MAX_DEPTH, MAX_NODES
 from millpond.sampling.structured.lark import MAX_RULES
 from millpond.sampling.structured.regex import MAX_DEPTH as MAX_GROUP_DEPTH
@@ -249,7 +250,7 @@ def test_the_scan_of_a_regex_ends_and_lets_through_only_what_python_reads_too(pa
 
 LIMITS = """
 import json
-from millpond.errors import InvalidParameter
+from millpond.errors import InvalidParameter, QueueFull
 from millpond.runtime.fake_vocab import FakeVocab
 from millpond.sampling.structured import CompileThread, GrammarCompiler
 from millpond.sampling_params import GrammarKind, GrammarSpec
@@ -286,3 +287,27 @@ def test_at_the_very_limits_the_process_lives():
     """The compiler recurses in native code: too deep a grammar would end the process, not raise."""
     ran = subprocess.run([sys.executable, "-c", LIMITS], capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0 and ran.stdout.endswith("alive\n"), ran
+
+
+def test_a_flood_of_grammars_is_told_so_and_a_kept_one_is_not_in_its_way():
+    release = threading.Event()
+
+    class Slow(GrammarCompiler):
+        def compile(self, spec: GrammarSpec) -> Grammar:
+            release.wait(30)
+            return super().compile(spec)
+
+    compiler = Slow(VOCAB)
+    release.set()
+    kept = GrammarSpec(REGEX, "kept")
+    compiler.compile(kept)
+    release.clear()
+    thread = CompileThread(compiler, max_waiting=3)
+    futures = [thread.submit(GrammarSpec(REGEX, f"a{n}")) for n in range(9)]
+    refused = [future for future in futures if future.done()]
+    assert len(refused) in (5, 6) and all(isinstance(future.exception(), QueueFull) for future in refused)
+    assert thread.submit(kept).done()
+    futures[1].cancel()
+    release.set()
+    assert futures[0].result(30) is compiler.kept(GrammarSpec(REGEX, "a0"))
+    thread.close()

@@ -14,7 +14,7 @@ from fake_local_engine import fake_llm, fake_local_engine, fake_runtime
 
 from millpond.errors import CallerError, ConfigError, ContextLengthExceeded, InternalError, InvalidParameter
 from millpond.llm import LLM, Completion, Job, open_async_llm
-from millpond.sampling_params import SamplingParams
+from millpond.sampling_params import GrammarKind, GrammarSpec, SamplingParams
 from millpond.text.inputs import TextInput
 from millpond.types import FinishReason
 
@@ -241,3 +241,14 @@ def test_the_package_imports_its_names_late() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines() == ["[]", "millpond.llm millpond.async_llm False True"]
+
+
+def test_constrained_outputs_and_prompt_logprobs_in_this_process() -> None:
+    with fake_llm() as llm:
+        yes = SamplingParams(grammar=GrammarSpec(GrammarKind.CHOICE, '["yes","no"]'), prompt_logprobs=1)
+        (found,) = llm.generate("is it?", yes)
+        assert found.text in ("yes", "no") and found.finish_reason is FinishReason.STOP
+        assert len(found.prompt_logprobs) == found.usage.prompt_tokens - 1
+        with pytest.raises(CallerError, match="not GBNF"):
+            llm.generate("is it?", SamplingParams(grammar=GrammarSpec(GrammarKind.GBNF, "root ::= (")))
+        assert llm.generate("is it?", SamplingParams(max_tokens=3, ignore_eos=True))[0].usage.prompt_tokens > 0

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import msgspec
 
-from millpond.errors import GrammarFailed, InvalidParameter
+from millpond.errors import GrammarFailed, InvalidParameter, QueueFull
 from millpond.runtime.base import Vocab
 from millpond.sampling.structured.base import Grammar
 from millpond.sampling.structured.guidance import GuidanceGrammar, GuidanceVocabulary
@@ -24,7 +24,7 @@ from millpond.sampling.structured.lark import GrammarTextError, checked_lark, la
 from millpond.sampling.structured.regex import RegexError, check_regex
 from millpond.sampling_params import MAX_CHOICES, GrammarKind, GrammarSpec
 
-CACHED_GRAMMARS = 32
+CACHED_GRAMMARS = 16
 _LOCATING_TRIES = 64
 _STACK_BYTES = 64 * 1024 * 1024
 """The compiler recurses; what the rules let through needs less than 4 MB of stack."""
@@ -161,10 +161,14 @@ def _reason(error: Exception) -> str:
 
 
 class CompileThread:
-    """Compiles off the caller's thread, in order. Its daemon thread starts with the first spec."""
+    """Compiles off the caller's thread, in order. Its daemon thread starts with the first spec.
 
-    def __init__(self, compiler: GrammarCompiler) -> None:
+    `max_waiting`: specs that may wait, None for any number; one more is told QueueFull.
+    """
+
+    def __init__(self, compiler: GrammarCompiler, max_waiting: int | None = None) -> None:
         self._compiler = compiler
+        self._max_waiting = max_waiting
         self._work: SimpleQueue[tuple[GrammarSpec, Future[Grammar]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -174,11 +178,14 @@ class CompileThread:
         return self._work.qsize()
 
     def submit(self, spec: GrammarSpec) -> Future[Grammar]:
-        """The future has the grammar, or InvalidParameter; at once for a grammar that is kept."""
+        """The future has the grammar, or InvalidParameter or QueueFull; at once for a grammar that is kept."""
         future: Future[Grammar] = Future()
         kept = self._compiler.kept(spec)
         if kept is not None:
             future.set_result(kept)
+            return future
+        if self._max_waiting is not None and self.waiting >= self._max_waiting:
+            future.set_exception(QueueFull("too many grammars are waiting to be compiled", retry_after=1))
             return future
         self._start()
         self._work.put((spec, future))
