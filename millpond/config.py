@@ -55,6 +55,11 @@ class EngineConfig:
     max_step_ms: float = setting(
         130.0, "a step beside running streams stays under this: it bounds the gap between tokens", minimum=1
     )
+    stream_interval_ms: float = setting(
+        20.0,
+        "tokens of steps shorter than this reach the server together, which leaves it more CPU; 0: one by one",
+        minimum=0,
+    )
     kv_type_k: str | None = setting(
         None,
         "type of the K cache; auto: f16, with --exact what qualifies",

@@ -71,7 +71,7 @@ def run_core(core: EngineCore, arrivals: Sequence[Arrival], max_steps: int = 100
                 return CoreRun(outcomes, stats, frozenset(chunks), restored)
             continue
         result = core.step()
-        stats = result.stats
+        stats = core.stats()
         restored += stats.restored_bytes
         chunks.add(stats.prefill_rows)
         for event in result.tokens:

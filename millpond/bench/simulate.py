@@ -157,8 +157,8 @@ class _Tally:
     def __init__(self) -> None:
         self.restored_bytes = 0
 
-    def add(self, _core: EngineCore, result: StepResult) -> None:
-        self.restored_bytes += result.stats.restored_bytes
+    def add(self, core: EngineCore, _result: StepResult) -> None:
+        self.restored_bytes += core.stats().restored_bytes
 
 
 def _figures(case: Case, jobs: Sequence[Job], report: Report, restored_tokens: int) -> Figures:

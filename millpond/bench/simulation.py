@@ -107,7 +107,7 @@ class Simulation:
     def _step(self, report: Report, *, last: bool) -> None:
         result = self.core.step()
         report.steps += 1
-        report.stats = result.stats
+        report.stats = self.core.stats()
         for event in result.tokens:
             output = report.outputs[event.sequence_id]
             assert event.sequence_id not in report.finishes, "a token after the end"

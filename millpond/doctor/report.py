@@ -114,7 +114,7 @@ def generation_report(runtime: Runtime, config: EngineConfig, clock: Callable[[]
         tokens += result.tokens
         failed = [event.message for event in result.finished if event.message]
         if failed or not result.progressed:
-            raise InternalError(f"the engine did not finish a prompt: {failed or result.stats}")
+            raise InternalError(f"the engine did not finish a prompt: {failed or core.stats()}")
         if result.finished:
             break
     ended = clock()

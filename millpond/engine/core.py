@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from millpond.engine.flush import flush_prefixes
 from millpond.engine.grammars import PendingGrammars
 from millpond.engine.kv_executor import KVExecutor
-from millpond.engine.model_runner import ModelRunner
+from millpond.engine.model_runner import NOTHING_RUN, ModelRunner
 from millpond.errors import CallerError
 from millpond.outputs import EngineInfo, FinishEvent, PoolRun, SequenceProgress, StatusEvent, StepStats, TokenEvent
 from millpond.request import Request
 from millpond.sampling.structured.base import Grammar
 from millpond.sampling_params import GrammarSpec
-from millpond.scheduler.output import ScheduledRows
+from millpond.scheduler.output import OpResults, ScheduledRows
 from millpond.scheduler.scheduler import Scheduler
 from millpond.types import FinishReason, SequenceId, TokenId
 
@@ -27,9 +27,10 @@ class StepResult:
     tokens: list[TokenEvent]
     finished: list[FinishEvent]
     statuses: list[StatusEvent]
-    stats: StepStats
     progressed: bool
     """False: nothing could be done now; do not spin."""
+    seconds: float
+    """Wall time."""
 
 
 def _nothing() -> None:
@@ -54,6 +55,7 @@ class EngineCore:
         self._runner = runner
         self._grammars = grammars
         self._clock = clock
+        self._last = NOTHING_RUN, OpResults(), 0.0
 
     @property
     def has_work(self) -> bool:
@@ -104,6 +106,10 @@ class EngineCore:
         """The pool's runs of cells and every live sequence's progress, for display; between steps only."""
         return self.scheduler.pool_runs(), self.scheduler.progress()
 
+    def stats(self) -> StepStats:
+        """Of the last step. Made when asked for: it is larger than all else that a step returns."""
+        return self.scheduler.stats(*self._last)
+
     def shutdown(self, flush_seconds: float) -> None:
         """Ends every sequence. What prefixes hold goes to the disk tier, if there is one, the hottest first and for at
         most so long. No step may follow."""
@@ -125,18 +131,20 @@ class EngineCore:
         self._release_compiled()
         plan = self.scheduler.schedule(began)
         scheduled = self._clock()
-        self.scheduler.meter.schedule_ms += (scheduled - began) * 1e3
+        schedule_ms = (scheduled - began) * 1e3
+        self.scheduler.meter.schedule_ms += schedule_ms
         moved = self._executor.apply(plan.ops)
         rows = [row for row in plan.rows if row.slot not in moved.failed_slots]
         if before_decode is not None and rows:
             before_decode(rows)
         ran = self._runner.run(rows, after_decode)
-        outcome = self.scheduler.update(ran, moved, self._clock())
+        ended = self._clock()
+        outcome = self.scheduler.update(ran, moved, ended)
+        self._last = ran, moved, schedule_ms
         finished = [*plan.finished, *outcome.finished]
         for event in finished:
             self._runner.remove(event.sequence_id)
             self._grammars.forget(event.sequence_id)
-        stats = self.scheduler.stats(ran, moved, (scheduled - began) * 1e3)
         statuses = [*plan.statuses, *outcome.statuses]
         progressed = bool(plan.ops or rows or finished or statuses)
-        return StepResult(outcome.tokens, finished, statuses, stats, progressed)
+        return StepResult(outcome.tokens, finished, statuses, progressed, ended - began)

@@ -87,6 +87,8 @@ class ModelRunner:
 
 
 def _batch_of(rows: Sequence[ScheduledRows]) -> Batch:
+    if all(len(scheduled.token_ids) == 1 for scheduled in rows):
+        return _batch_of_single(rows)
     counts = [len(scheduled.token_ids) for scheduled in rows]
     total = sum(counts)
     tokens = np.fromiter(chain.from_iterable(scheduled.token_ids for scheduled in rows), np.int32, total)
@@ -101,3 +103,10 @@ def _batch_of(rows: Sequence[ScheduledRows]) -> Batch:
         if scheduled.wants_all:
             wants[begin - count : begin] = True
     return Batch(tokens, positions, slots, wants)
+
+
+def _batch_of_single(rows: Sequence[ScheduledRows]) -> Batch:
+    """One row each: the usual step, and the most frequent."""
+    columns = np.array([(row.token_ids[0], row.start, row.slot) for row in rows], np.int32).T
+    wants = np.array([row.samples or row.wants_all for row in rows], np.bool_)
+    return Batch(columns[0], columns[1], columns[2], wants)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import select
 import socket
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -33,8 +34,8 @@ from millpond.engine.messages import (
     decode_command,
     encode_frame,
 )
+from millpond.engine.outbox import Outbox
 from millpond.errors import MillpondError, SetupError
-from millpond.outputs import StepStats
 from millpond.scheduler.output import ScheduledRows
 from millpond.types import EngineEpoch, SequenceId
 
@@ -103,13 +104,15 @@ class BuildCore(Protocol):
 
 
 class Worker:
-    """`build` loads the model; it may take minutes and reports its progress."""
+    """`build` loads the model; it may take minutes and reports its progress. `clock` in seconds, monotonic."""
 
-    def __init__(self, channel: WorkerChannel, build: BuildCore) -> None:
+    def __init__(self, channel: WorkerChannel, build: BuildCore, clock: Callable[[], float] = time.monotonic) -> None:
         self._channel = channel
         self._build = build
+        self._clock = clock
         self._epoch = EngineEpoch(0)
         self._frame = 0
+        self._outbox = Outbox(0.0)
         self._untold_seconds = 0.0
         self._acknowledged = 0
         self._announced: list[SequenceId] = []
@@ -131,6 +134,7 @@ class Worker:
     def _load(self) -> EngineCore | None:
         load = self._first_command()
         self._epoch = load.epoch
+        self._outbox = Outbox(load.config.stream_interval_ms / 1e3)
         try:
             core = self._build(load, self._report_progress)
         except MillpondError as error:
@@ -175,20 +179,29 @@ class Worker:
             logger.exception("the engine's step failed")
             self._last_words(f"{type(error).__name__} in the engine's step", setup=False)
             raise SystemExit(1) from error
-        if result.progressed:
-            self._frame += 1
-            stats = self._due_stats(result, is_last=not core.has_work)
-            frame = StepFrame(self._epoch, self._frame, result.tokens, result.finished, result.statuses, stats)
-            self._channel.send(frame)
+        self._untold_seconds += result.seconds
+        self._outbox.add(result)
+        now = self._clock()
+        if self._outbox.is_due(now) or not core.has_work:
+            self._tell(core, now)
         return result
 
-    def _due_stats(self, result: StepResult, *, is_last: bool) -> StepStats | None:
-        """The step's own when it was slow, the last are old, a sequence changed its state, or no work is left."""
-        self._untold_seconds += result.stats.seconds
-        if self._untold_seconds < STATS_EVERY_SECONDS and not (result.finished or result.statuses or is_last):
-            return None
+    def _tell(self, core: EngineCore, now: float) -> None:
+        outbox = self._outbox
+        if outbox.is_empty:
+            return
+        self._frame += 1
+        stats = core.stats() if self._are_stats_due(is_last=not core.has_work) else None
+        frame = StepFrame(self._epoch, self._frame, outbox.tokens, outbox.finished, outbox.statuses, stats)
+        outbox.clear(now)
+        self._channel.send(frame)
+
+    def _are_stats_due(self, *, is_last: bool) -> bool:
+        """The last step was slow, the last ones told are old, a sequence changed its state, or no work is left."""
+        if self._untold_seconds < STATS_EVERY_SECONDS and not (self._outbox.is_eventful or is_last):
+            return False
         self._untold_seconds = 0.0
-        return result.stats
+        return True
 
     def _announce(self, rows: Sequence[ScheduledRows]) -> None:
         """Written to the kernel before the decode starts, so that it outlives this process."""

@@ -92,7 +92,11 @@ class Sampler:
         Raises RuntimeFailure for a NaN or +inf among the logits; GrammarFailed if the request's grammar cannot go on or
         its bans leave no token.
         """
-        token_id = self._choose(self._adjusted(logits, output_ids), len(output_ids))
+        row = self._adjusted(logits, output_ids)
+        best = int(row.argmax())
+        if not math.isfinite(row[best]):
+            raise _nothing_to_choose(row, best, logits)
+        token_id = best if self._is_greedy else self._choose(row, best, len(output_ids))
         if self._n_logprobs is None:
             return SampledToken(token_id, None, self._forced(output_ids, token_id))
         return SampledToken(token_id, token_logprobs(logits, token_id, self._n_logprobs))
@@ -108,14 +112,10 @@ class Sampler:
         row = logits.copy()
         for processor in self._processors:
             processor.apply(row, self._prompt_ids, output_ids)
-        if row.max() == -np.inf and math.isfinite(logits.max()):
-            raise GrammarFailed("grammar and bans together leave no token")
         return row
 
-    def _choose(self, row: Logits, output_index: int) -> TokenId:
-        best = best_id(row)
-        if self._is_greedy:
-            return best
+    def _choose(self, row: Logits, best: TokenId, output_index: int) -> TokenId:
+        """`best`: the lowest id with the largest logit."""
         point = uniform(self._seed, output_index)
         if self._is_unfiltered:
             # No order is needed without filters: this saves sorting the whole vocabulary.
@@ -152,12 +152,11 @@ def _last_processors(
         yield TopNSigma(params.top_n_sigma)
 
 
-def best_id(row: Logits) -> TokenId:
-    """The lowest id with the largest logit. Raises RuntimeFailure if that is no finite number."""
-    best = int(row.argmax())
-    if not math.isfinite(row[best]):
-        raise RuntimeFailure(f"no token can be chosen: the largest of {len(row)} logits is {row[best]}")
-    return best
+def _nothing_to_choose(row: Logits, best: int, logits: Logits) -> Exception:
+    """Why: `logits` are what the model gave, `row` what became of them."""
+    if row[best] == -np.inf and math.isfinite(logits.max()):
+        return GrammarFailed("grammar and bans together leave no token")
+    return RuntimeFailure(f"no token can be chosen: the largest of {len(row)} logits is {row[best]}")
 
 
 def pick(weights: NDArray[np.float32], point: float) -> int:

@@ -7,8 +7,8 @@ as it was: plain recursive least squares runs away when a thousand decode steps 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 _FORGETTING = 0.98
 _DAMPING = 0.1
@@ -24,14 +24,17 @@ class StepWork:
     """Sum over rows of the cells that each attends to."""
 
 
+_Triple: TypeAlias = tuple[float, float, float]
+
+
 class StepCost:
     """Fitted milliseconds of one decode; 0 before the first observation. No term is ever negative."""
 
     def __init__(self) -> None:
-        self._weights = [0.0, 0.0, 0.0]
-        self._information = [[0.0] * 3 for _ in range(3)]
-        """Sum of the outer products of the terms, forgetting."""
-        self._moments = [0.0, 0.0, 0.0]
+        self._weights = (0.0, 0.0, 0.0)
+        self._information = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        """Sum of the outer products of the terms, forgetting: the upper triangle, row by row."""
+        self._moments = (0.0, 0.0, 0.0)
         """Sum of the terms times what was measured, forgetting."""
         self.observations = 0
 
@@ -55,24 +58,29 @@ class StepCost:
 
     def observe(self, work: StepWork, ms: float) -> None:
         """Moves the weights to the least squares of what is remembered, damped where that is little."""
-        terms = _terms(work)
-        for row, term in zip(self._information, terms, strict=True):
-            for j in range(3):
-                row[j] = _FORGETTING * row[j] + term * terms[j]
-        self._moments = [_FORGETTING * m + term * ms for m, term in zip(self._moments, terms, strict=True)]
-        left = [m - _dot(row, self._weights) for m, row in zip(self._moments, self._information, strict=True)]
-        moves = _solve_damped(self._information, left)
-        self._weights = [max(0.0, weight + move) for weight, move in zip(self._weights, moves, strict=True)]
+        x, y, z = _terms(work)
+        kept = _FORGETTING
+        xx, xy, xz, yy, yz, zz = self._information
+        xx, xy, xz = kept * xx + x * x, kept * xy + x * y, kept * xz + x * z
+        yy, yz, zz = kept * yy + y * y, kept * yz + y * z, kept * zz + z * z
+        self._information = (xx, xy, xz, yy, yz, zz)
+        mx, my, mz = self._moments
+        mx, my, mz = kept * mx + x * ms, kept * my + y * ms, kept * mz + z * ms
+        self._moments = (mx, my, mz)
+        u, v, w = self._weights
+        left = (mx - xx * u - xy * v - xz * w, my - xy * u - yy * v - yz * w, mz - xz * u - yz * v - zz * w)
+        du, dv, dw = _solve_damped(self._information, left)
+        self._weights = (max(0.0, u + du), max(0.0, v + dv), max(0.0, w + dw))
         self.observations += 1
 
 
-def _dot(left: Sequence[float], right: Sequence[float]) -> float:
+def _dot(left: _Triple, right: _Triple) -> float:
     return left[0] * right[0] + left[1] * right[1] + left[2] * right[2]
 
 
-def _solve_damped(matrix: list[list[float]], right: list[float]) -> tuple[float, float, float]:
-    """x of (matrix + damping) x = right; matrix is symmetric and not negative, so a solution exists."""
-    (a, b, c), (_, d, e), (_, _, f) = matrix
+def _solve_damped(triangle: tuple[float, float, float, float, float, float], right: _Triple) -> _Triple:
+    """x of (matrix + damping) x = right; the matrix is symmetric and not negative, so a solution exists."""
+    a, b, c, d, e, f = triangle
     a, d, f = a + _DAMPING, d + _DAMPING, f + _DAMPING
     first, second, third = (d * f - e * e, c * e - b * f, b * e - c * d)
     middle, last, corner = (a * f - c * c, b * c - a * e, a * d - b * b)
@@ -84,7 +92,7 @@ def _solve_damped(matrix: list[list[float]], right: list[float]) -> tuple[float,
     )
 
 
-def _terms(work: StepWork) -> tuple[float, float, float]:
+def _terms(work: StepWork) -> _Triple:
     return (_SCALE[0], work.rows * _SCALE[1], work.row_cells * _SCALE[2])
 
 

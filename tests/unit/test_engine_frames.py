@@ -38,6 +38,8 @@ class PlannedCore:
 
     def __init__(self, steps: Sequence[tuple[float, bool]]) -> None:
         self._left = list(steps)
+        self._milliseconds = 0.0
+        self._steps = 0
         self.info: EngineInfo = engine_info(1)
 
     @property
@@ -45,20 +47,24 @@ class PlannedCore:
         return bool(self._left)
 
     def step(self, *_: object) -> StepResult:
-        milliseconds, eventful = self._left.pop(0)
-        token = TokenEvent(ID, 0, TokenId(7))
-        stats = StepStats(decode_ms=milliseconds)
-        return StepResult([token], [], [STARTED] if eventful else [], stats, progressed=True)
+        self._milliseconds, eventful = self._left.pop(0)
+        self._steps += 1
+        token = TokenEvent(ID, self._steps, TokenId(7))
+        seconds = self._milliseconds / 1e3
+        return StepResult([token], [], [STARTED] if eventful else [], progressed=True, seconds=seconds)
+
+    def stats(self) -> StepStats:
+        return StepStats(decode_ms=self._milliseconds)
 
     def shutdown(self, flush_seconds: float) -> None:
         pass
 
 
-def frames_of(steps: Sequence[tuple[float, bool]]) -> list[StepFrame]:
+def frames_of(steps: Sequence[tuple[float, bool]], stream_interval_ms: float = 0.0) -> list[StepFrame]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         core = PlannedCore(steps)
-        ours.sendall(encode_frame(Load(EngineEpoch(1), EngineConfig())))
+        ours.sendall(encode_frame(Load(EngineEpoch(1), EngineConfig(stream_interval_ms=stream_interval_ms))))
         ours.shutdown(socket.SHUT_WR)
         worker = Worker(WorkerChannel(theirs), lambda load, progress: cast(EngineCore, core))
         cast(Any, worker)._load()

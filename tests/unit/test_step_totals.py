@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from fake_local_engine import fake_local_engine, fake_runtime
 
-from millpond.engine.core import StepResult
-from millpond.outputs import StepTotals
+from millpond.outputs import FinishEvent, StepStats, StepTotals
 from millpond.request import Request
 from millpond.sampling_params import SamplingParams
 from millpond.scheduler.meter import StepMeter
@@ -32,32 +31,34 @@ def requests(count: int, prompt: int, output: int) -> list[Request]:
     ]
 
 
-def run(cells: int, asked: list[Request], **settings: object) -> list[StepResult]:
+def run(cells: int, asked: list[Request], **settings: object) -> tuple[list[StepStats], list[FinishEvent]]:
+    """What every step reported, and how each request ended."""
     engine = fake_local_engine(fake_runtime(cells), **settings)
     core = engine.core
     for number, request in enumerate(asked):
         core.add(SequenceId(number + 1), request)
-    results: list[StepResult] = []
+    told: list[StepStats] = []
+    finishes: list[FinishEvent] = []
     while core.has_work:
-        results.append(core.step())
+        finishes += core.step().finished
+        told.append(core.stats())
     core.shutdown(0.0)
-    assert {f.reason for r in results for f in r.finished} == {FinishReason.LENGTH}
-    return results
+    assert {finish.reason for finish in finishes} == {FinishReason.LENGTH}
+    return told, finishes
 
 
-def totals_of(result: StepResult) -> StepTotals:
-    assert result.stats is not None and result.stats.totals is not None
-    return result.stats.totals
+def totals_of(stats: StepStats) -> StepTotals:
+    assert stats.totals is not None
+    return stats.totals
 
 
 def test_an_overcommitted_run_adds_up():
     asked = requests(4, 400, 150)
-    results = run(1024, asked, max_running=4)
-    last = totals_of(results[-1])
+    told, finishes = run(1024, asked, max_running=4)
+    last = totals_of(told[-1])
     parks = last.parked_to_grow + last.parked_to_prefill + last.parked_exhausted + last.parked_for_turn
     assert parks > 0 and last.resumes == parks
-    assert results[-1].stats.preemptions == parks
-    finishes = [finish for result in results for finish in result.finished]
+    assert told[-1].preemptions == parks
     assert sum(finish.usage.preemptions for finish in finishes) == parks
     assert last.resident_hit_tokens + last.stored_hit_tokens == sum(f.usage.cached_tokens for f in finishes)
     assert last.resident_hit_tokens > 0
@@ -66,15 +67,15 @@ def test_an_overcommitted_run_adds_up():
 
 
 def test_totals_only_grow():
-    results = run(512, requests(3, 60, 120), max_running=3)
-    for before, after in itertools.pairwise(results):
+    told, _ = run(512, requests(3, 60, 120), max_running=3)
+    for before, after in itertools.pairwise(told):
         earlier, later = totals_of(before), totals_of(after)
         assert all(getattr(earlier, name) <= getattr(later, name) for name in StepTotals.__dataclass_fields__)
 
 
 def test_turns_are_told_from_want_of_cells():
-    results = run(2048, requests(3, 20, 60), max_running=1, quantum=16)
-    last = totals_of(results[-1])
+    told, _ = run(2048, requests(3, 20, 60), max_running=1, quantum=16)
+    last = totals_of(told[-1])
     assert last.parked_for_turn > 0
     assert (last.parked_to_grow, last.parked_to_prefill, last.parked_exhausted) == (0, 0, 0)
 
@@ -82,7 +83,8 @@ def test_turns_are_told_from_want_of_cells():
 @pytest.mark.parametrize("disk", [False, True], ids=["ram", "disk"])
 def test_what_comes_back_is_counted_by_its_tier(disk: bool, tmp_path: Path):
     tiers = {"spill_ram": 0, "spill_dir": str(tmp_path), "instance": "1-ab"} if disk else {"spill_ram": 64}
-    last = totals_of(run(512, requests(4, 60, 150), max_running=4, always_save=True, **tiers)[-1])
+    told, _ = run(512, requests(4, 60, 150), max_running=4, always_save=True, **tiers)
+    last = totals_of(told[-1])
     assert last.restored_tokens > 0
     assert last.disk_tokens == (last.restored_tokens if disk else 0)
 

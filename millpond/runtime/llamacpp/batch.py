@@ -87,6 +87,22 @@ def check_batch(batch: Batch, bounds: BatchBounds, held: Sequence[int]) -> dict[
     return lengths
 
 
-def logits_view(address: int, n_vocab: int) -> Logits:
-    """float32[n_vocab] over the library's memory, not a copy."""
-    return np.frombuffer(memoryview((ctypes.c_float * n_vocab).from_address(address)), dtype=np.float32)
+class LogitsViews:
+    """float32[n_vocab] over the library's memory, not copies. Its rows come back at the same addresses, so few views
+    are ever made; one is as valid as the address it is asked for.
+    """
+
+    _MOST = 64
+
+    def __init__(self, n_vocab: int) -> None:
+        self._row = ctypes.c_float * n_vocab
+        self._made: dict[int, Logits] = {}
+
+    def at(self, address: int) -> Logits:
+        view = self._made.get(address)
+        if view is None:
+            if len(self._made) >= self._MOST:
+                self._made.clear()
+            view = np.frombuffer(memoryview(self._row.from_address(address)), dtype=np.float32)
+            self._made[address] = view
+        return view

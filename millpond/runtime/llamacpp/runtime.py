@@ -13,7 +13,7 @@ import numpy as np
 from millpond.errors import InvalidBatch, RuntimeFailure, SetupError
 from millpond.outputs import ModelInfo
 from millpond.runtime.base import Batch, ContextLimits, ContextParams, Logits
-from millpond.runtime.llamacpp.batch import BatchBounds, BatchBuffer, check_batch, logits_view
+from millpond.runtime.llamacpp.batch import BatchBounds, BatchBuffer, LogitsViews, check_batch
 from millpond.runtime.llamacpp.candidates import LlamaCppCandidates
 from millpond.runtime.llamacpp.context import LlamaContext, create_context
 from millpond.runtime.llamacpp.errors import NO_CELL, decode_error
@@ -43,6 +43,7 @@ class LlamaCppRuntime:
         self._candidates = LlamaCppCandidates(model.library, self._vocab.n_tokens)
         self._bounds = BatchBounds(limits.n_batch, limits.n_slots, self._vocab.n_tokens)
         self._buffer = BatchBuffer(limits.n_batch)
+        self._views = LogitsViews(self._vocab.n_tokens)
         self._has_logits = False
         self._held = [0] * limits.n_slots
         """Tokens of each slot: the position its next row takes."""
@@ -111,7 +112,7 @@ class LlamaCppRuntime:
         address = self._context.logits_address(row)
         if address is None:
             raise RuntimeFailure(f"the library has no logits for row {row}")
-        return logits_view(address, self._bounds.n_vocab)
+        return self._views.at(address)
 
     def copy(self, source: SlotId, target: SlotId, end: int) -> None:
         self._need_ranges()
