@@ -99,8 +99,8 @@ class Finish:
     stop_string: str | None = None
     reasoning_tokens: int = 0
     """Of the completion tokens, those on the reasoning channel."""
-    tool_calls: int = 0
-    """Calls in this output, the last perhaps cut."""
+    waits_for_results: bool = False
+    """It ended with tool calls, all of them whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -517,7 +517,7 @@ class _OutputReader:
         if self.is_done:
             return None
         self.is_done = True
-        rest = self._processor.finish()
+        rest = self._processor.finish(was_cut=log.finish.reason is not FinishReason.STOP)
         whole = replace(
             delta,
             text=delta.text + rest.text,
@@ -554,7 +554,7 @@ class _OutputReader:
             event.message if stop is None else "",
             stop_string=None if stop is None else stop.stop,
             reasoning_tokens=processor.reasoning_tokens,
-            tool_calls=processor.tool_calls,
+            waits_for_results=processor.waits_for_results,
         )
 
 

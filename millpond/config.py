@@ -125,7 +125,7 @@ class ServerConfig:
     )
     cut_tool_calls: str = setting(
         "keep",
-        "keep: arguments stream as they are written, and a call cut by a limit ends where it was cut; "
+        "keep: arguments of a long call stream as they are written, and one that a limit cuts ends where it was cut; "
         "drop: a call is sent when it is whole, and one that never is is left out",
         choices=("keep", "drop"),
     )

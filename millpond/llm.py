@@ -367,7 +367,7 @@ class _Output:
         return delta.stop
 
     def end(self, finish: FinishEvent) -> None:
-        self._add(self._processor.finish().text)
+        self._add(self._processor.finish(was_cut=finish.reason is not FinishReason.STOP).text)
         self._finish = finish
 
     def take_text(self) -> str:

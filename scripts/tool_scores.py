@@ -1,7 +1,7 @@
 """Replays canitoolcall's recorded model outputs through our parsers and counts the verdicts of its checks.
 
 python scripts/tool_scores.py         writes the table in docs/tools.md
-python scripts/tool_scores.py FAMILY  prints what fails in one family
+python scripts/tool_scores.py FAMILY  prints what fails in one family; with --served, its cut calls too
 
 Texts are cut the way its strategies say, with markers whole and
 everything else by letters, which is finer than any tokenizer.
@@ -12,7 +12,6 @@ from __future__ import annotations
 import random
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,28 +69,40 @@ class Verdict:
     """None: no parser is registered for the model."""
     details: tuple[str, ...]
     """What failed."""
-    is_unfinished_call: bool
-    """The objection is that a call which the model did not finish, or not as JSON, was handed out as far as it went."""
+    is_cut_call: bool
+    """The objection is that a call which a limit cut was handed out as far as it came."""
 
 
-def score(*, whole_calls: bool) -> Iterator[Verdict]:
+@dataclass(frozen=True, slots=True)
+class Mode:
+    whole_calls: bool = False
+    """`--cut-tool-calls drop`."""
+    tell_limits: bool = False
+    """Recordings tagged as cut by a limit end by one, as a server would see it; else every text ends by itself."""
+
+
+READ, SERVED, STRICT = MODES = (Mode(), Mode(tell_limits=True), Mode(whole_calls=True, tell_limits=True))
+
+
+def score(mode: Mode) -> Iterator[Verdict]:
     """Every fixture in the package's order."""
     families = load_families()
     for fixture in load_fixtures(None):
-        yield judge(fixture, families[fixture.family], whole_calls=whole_calls)
+        yield judge(fixture, families[fixture.family], mode)
 
 
-def judge(fixture: Fixture, family: Family, *, whole_calls: bool) -> Verdict:
-    plan = plan_of(fixture, family, whole_calls=whole_calls)
+def judge(fixture: Fixture, family: Family, mode: Mode) -> Verdict:
+    plan = plan_of(fixture, family, whole_calls=mode.whole_calls)
     if plan is None:
         return Verdict(fixture, None, (), False)
-    streams = {name: replay(plan, cut(fixture, family, name)) for name in STRATEGIES}
-    observation = Observation(replay(plan, [fixture.raw_output]), streams)
+    was_cut = mode.tell_limits and "truncated" in fixture.tags
+    streams = {name: replay(plan, cut(fixture, family, name), was_cut=was_cut) for name in STRATEGIES}
+    observation = Observation(replay(plan, [fixture.raw_output], was_cut=was_cut), streams)
     rows = run_checks(fixture, family, observation)
     failed = [row for row in rows if row.status in (Status.FAIL, Status.ERROR)]
     details = tuple(dict.fromkeys(f"{row.check}: {row.detail}" for row in failed))
-    unfinished = bool(failed) and _is_unfinished_call(fixture, observation.nonstream)
-    return Verdict(fixture, case_status(rows), details, unfinished)
+    is_cut_call = bool(failed) and was_cut and _is_one_call_more(fixture, observation.nonstream)
+    return Verdict(fixture, case_status(rows), details, is_cut_call)
 
 
 def plan_of(fixture: Fixture, family: Family, *, whole_calls: bool) -> ChannelPlan | None:
@@ -108,12 +119,12 @@ def plan_of(fixture: Fixture, family: Family, *, whole_calls: bool) -> ChannelPl
     return ChannelPlan(form, turn, MarkerTokens.none(), whole_calls=whole_calls)
 
 
-def replay(plan: ChannelPlan, pieces: Sequence[str]) -> ParseResult:
+def replay(plan: ChannelPlan, pieces: Sequence[str], *, was_cut: bool = False) -> ParseResult:
     machine = plan.machine("fixture", 0)
     client = StreamAccumulator()
     for piece in pieces:
         _accumulate(client, machine.feed(piece))
-    _accumulate(client, machine.finish())
+    _accumulate(client, machine.finish(was_cut=was_cut))
     return client.result()
 
 
@@ -145,33 +156,28 @@ def cut(fixture: Fixture, family: Family, strategy: str) -> list[str]:
     return pieces
 
 
-def _is_unfinished_call(fixture: Fixture, result: ParseResult) -> bool:
+def _is_one_call_more(fixture: Fixture, result: ParseResult) -> bool:
+    """Beside the expected calls there is the cut one. A list of calls counts as one."""
     expected = len(fixture.expected.tool_calls) if fixture.expected is not None else 0
-    return {"truncated", "malformed"}.intersection(fixture.tags) != set() and len(result.tool_calls) > expected
+    return len(result.tool_calls) > expected
 
 
-def table(verdicts: Mapping[bool, Sequence[Verdict]]) -> str:
-    """Markdown: one row a family; counts with whole calls, and what streaming hands out of unfinished calls."""
+def table(verdicts: Mapping[Mode, Sequence[Verdict]]) -> str:
+    """Markdown: one row a family; how its texts are read, and what comes of those that a limit cut."""
     lines = [
-        "| family | fixtures | pass | whitespace only | fail | fail when streaming | of these, unfinished calls |",
+        "| family | fixtures | pass | whitespace only | fail | cut calls handed out with `length` | and with `drop` |",
         "|---|---|---|---|---|---|---|",
     ]
-    families = sorted({verdict.fixture.family for verdict in verdicts[True]})
+    rows: list[list[int]] = []
+    families = sorted({verdict.fixture.family for verdict in verdicts[READ]})
     for family in families:
-        whole = [v for v in verdicts[True] if v.fixture.family == family]
-        streamed = [v for v in verdicts[False] if v.fixture.family == family]
-        counts = Counter(v.status for v in whole)
-        fails = [v for v in streamed if v.status in (Status.FAIL, Status.ERROR, None)]
-        cells = [
-            family,
-            len(whole),
-            counts[Status.PASS],
-            counts[Status.SOFT_PASS],
-            counts[Status.FAIL] + counts[Status.ERROR] + counts[None],
-            len(fails),
-            sum(v.is_unfinished_call for v in fails),
-        ]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
+        read, served, strict = ([v for v in verdicts[mode] if v.fixture.family == family] for mode in MODES)
+        passed, soft = (sum(v.status is status for v in read) for status in (Status.PASS, Status.SOFT_PASS))
+        cut_calls = sum(v.is_cut_call for v in served)
+        handed_out = sum(v.is_cut_call for v in strict)
+        rows.append([len(read), passed, soft, len(read) - passed - soft, cut_calls, handed_out])
+        lines.append(" | ".join([f"| {family}", *map(str, rows[-1])]) + " |")
+    lines.append(" | ".join(["| all", *map(str, map(sum, zip(*rows, strict=True)))]) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -186,11 +192,11 @@ def page_with(page: str, scores: str) -> str:
 
 def main(arguments: Sequence[str]) -> None:
     if arguments:
-        for verdict in score(whole_calls="--streaming" not in arguments):
+        for verdict in score(SERVED if "--served" in arguments else READ):
             if verdict.fixture.family == arguments[0] and verdict.status not in (Status.PASS, Status.SOFT_PASS):
                 print(verdict.fixture.id, verdict.status, *verdict.details, sep="\n    ")
         return
-    scores = table({whole: list(score(whole_calls=whole)) for whole in (True, False)})
+    scores = table({mode: list(score(mode)) for mode in MODES})
     PAGE.write_text(page_with(PAGE.read_text(encoding="utf-8"), scores), encoding="utf-8")
     print(scores)
 

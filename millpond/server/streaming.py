@@ -128,7 +128,7 @@ class _Chunks:
             data = self._open(index) + data
         if finish is not None:
             self.finishes[index] = finish
-            data += self.encoder.finish(index, finish.reason)
+            data += self.encoder.finish(index, finish)
         return data
 
     def failed(self, delta: OutputDelta) -> bytes:

@@ -55,6 +55,7 @@ class ChannelPlan:
     parallel: bool = True
     """False: an output is over when its first call is."""
     whole_calls: bool = False
+    """See Writer."""
 
     def machine(self, request_id: str, output: int) -> ChannelMachine:
         """For one output. Ids of calls follow from the request's id, so they stay the same if it is read again."""
@@ -63,7 +64,7 @@ class ChannelPlan:
             key = f"{request_id}\0{output}\0{index}".encode()
             return self.form.call_id(index, blake2b(key, digest_size=12).hexdigest())
 
-        writer = Writer(make_call_id, self.tokens.markers, whole_calls=self.whole_calls)
+        writer = Writer(make_call_id, self.tokens.markers, whole_calls=self.whole_calls, parallel=self.parallel)
         return ChannelMachine(self, writer)
 
 
@@ -92,18 +93,19 @@ class ChannelMachine:
         return not self._plan.parallel and self._writer.calls_ended > 0
 
     @property
-    def calls(self) -> int:
-        """Calls handed out, or begun at least."""
-        return self._writer.calls_begun
+    def waits_for_results(self) -> bool:
+        """At the end: there are calls, and all that was handed out is whole."""
+        return self._writer.calls_begun > 0 and self._writer.calls_are_whole
 
     def feed(self, text: str) -> ChannelDelta:
         self._reader.push(text)
         self._run()
         return self._writer.take()
 
-    def finish(self) -> ChannelDelta:
-        """The output ended, perhaps inside something."""
+    def finish(self, *, was_cut: bool) -> ChannelDelta:
+        """The output ended, perhaps inside something. `was_cut`: by a limit or a stop string, not by the model."""
         self._reader.ended = True
+        self._writer.expect_end(was_cut=was_cut)
         self._run()
         self._writer.finish()
         return self._writer.take()

@@ -75,9 +75,9 @@ class OutputProcessor:
         return self._stop
 
     @property
-    def tool_calls(self) -> int:
-        """Calls begun so far."""
-        return self._channels.calls if self._channels is not None else 0
+    def waits_for_results(self) -> bool:
+        """The output is over, and ended with calls that are whole."""
+        return self._channels is not None and self._channels.waits_for_results
 
     def feed(self, token_ids: Sequence[TokenId], start_index: int) -> TextDelta:
         """`start_index`: output index of the first id. After a stop match nothing is read any more.
@@ -96,8 +96,11 @@ class OutputProcessor:
             return TextDelta(text, len(token_ids))
         return self._feed_matching(token_ids, self._matcher)
 
-    def finish(self) -> TextDelta:
-        """The output ended, for whatever reason: what was held back. A stop string may still become complete here."""
+    def finish(self, *, was_cut: bool = False) -> TextDelta:
+        """The output ended: what was held back. A stop string may still become complete here.
+
+        `was_cut`: the model did not end it; a tool call is then handed out as far as it came, as behind a stop string.
+        """
         if self._stop is not None:
             return TextDelta("", 0)
         text = self._detokenizer.flush()
@@ -109,7 +112,9 @@ class OutputProcessor:
                 text += self._matcher.flush()
         if self._channels is None:
             return TextDelta(text, 0, self._stop)
-        return _joined([self._channels.feed(text), self._channels.finish()], 0, self._stop)
+        return _joined(
+            [self._channels.feed(text), self._channels.finish(was_cut=was_cut or self._stop is not None)], 0, self._stop
+        )
 
     def _visible(self, token_ids: Sequence[TokenId]) -> list[TokenId]:
         hides, start = self._hidden.hides, self._length
@@ -146,7 +151,7 @@ class OutputProcessor:
             self.reasoning_tokens += was_reasoning or channels.in_reasoning
             if matched is not None or channels.is_over:
                 self._stop = StopMatch(matched, self._length)
-                parts.append(channels.finish())
+                parts.append(channels.finish(was_cut=matched is not None))
                 return _joined(parts, count, self._stop)
         return _joined(parts, len(token_ids), None)
 

@@ -56,7 +56,7 @@ class ChannelStream(FakeStream):
             finish = delta.finish
             text, reasoning, calls = new.text, new.reasoning, new.tool_calls
             if finish is not None or new.stop is not None:
-                rest = processor.finish()
+                rest = processor.finish(was_cut=finish is not None and finish.reason is not FinishReason.STOP)
                 text, reasoning, calls = text + rest.text, reasoning + rest.reasoning, calls + rest.tool_calls
                 finish = self._finish(finish, processor, self._counts[delta.index])
             yield replace(
@@ -70,4 +70,6 @@ class ChannelStream(FakeStream):
 
     def _finish(self, finish: Finish | None, processor: OutputProcessor, count: int) -> Finish:
         ended = finish or Finish(FinishReason.STOP, SequenceUsage(self.prompt_tokens), count)
-        return replace(ended, reasoning_tokens=processor.reasoning_tokens, tool_calls=processor.tool_calls)
+        return replace(
+            ended, reasoning_tokens=processor.reasoning_tokens, waits_for_results=processor.waits_for_results
+        )

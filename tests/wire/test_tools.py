@@ -133,9 +133,23 @@ async def test_a_cut_call_is_length_with_its_arguments_as_they_are(max_tokens: i
     assert without_ids(streamed) == without_ids(full)
     assert full["finish"] == "length"
     seen = CALLS.encode()[:max_tokens].decode(errors="replace")
-    for call in full["calls"]:
-        assert call["name"] in ("get_weather", "get_time")
-        assert call["arguments"] in seen or call["arguments"] == "{}"
+    written = [text for text in seen.split('"arguments": ')[1:] if text]
+    whole_arguments = [("get_weather", '{"city": "Zürich\u2028"}'), ("get_time", "{}")]
+    expected = [(name, text[: len(all_)]) for (name, all_), text in zip(whole_arguments, written, strict=False)]
+    assert [(call["name"], call["arguments"]) for call in full["calls"]] == expected
+
+
+async def test_a_call_that_the_model_left_open_is_none():
+    streamed, full, _ = await both(engine(CALLS[:80], think=None), tools=[WEATHER, CLOCK])
+    assert without_ids(streamed) == without_ids(full)
+    assert (full["content"], full["calls"], full["finish"]) == ("Let me see.\n", [], "stop")
+
+
+async def test_a_long_call_that_the_model_left_open_waits_for_no_results():
+    text = CALLS.replace("Zürich", "Zürich " * 90)
+    streamed, full, _ = await both(engine(text[:500], think=None), tools=[WEATHER, CLOCK])
+    assert without_ids(streamed) == without_ids(full)
+    assert [call["name"] for call in full["calls"]] == ["get_weather"] and full["finish"] == "stop"
 
 
 async def test_without_tools_or_with_none_the_text_stays_text():

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from millpond.async_llm import ChatInput, OutputDelta
+from millpond.async_llm import ChatInput, Finish, OutputDelta
 from millpond.errors import InvalidParameter
 from millpond.server.adapters.billing import without_billing_lines
 from millpond.server.adapters.logprobs import Piece, chat_entries
@@ -17,7 +17,6 @@ from millpond.server.adapters.sse import encode_json, encode_text, encode_value,
 from millpond.server.adapters.tools import finish_reason, stop_reason, tool_plan, wire_pieces
 from millpond.server.adapters.usage import PromptFinishes, extension, usage
 from millpond.server.schemas.chat import ChatMessage, ChatRequest
-from millpond.types import FinishReason
 
 
 def chat_plan(body: ChatRequest, caller: Caller) -> GenerationPlan:
@@ -96,10 +95,7 @@ class ChatDialect:
             choice["message"]["token_ids"] = choice["token_ids"] = output.token_ids
         if output.finish is None:
             return choice | {"finish_reason": None}
-        reason = output.finish.reason
-        return (
-            choice | {"finish_reason": finish_reason(reason, has_calls=bool(output.calls.calls))} | stop_reason(reason)
-        )
+        return choice | {"finish_reason": finish_reason(output.finish)} | stop_reason(output.finish.reason)
 
 
 def _message(output: CollectedOutput) -> dict[str, Any]:
@@ -122,8 +118,6 @@ class ChatChunkEncoder:
         self._wants_ids = plan.return_token_ids
         self._piece = piece
         self._notes = plan.notes
-        self._called: set[int] = set()
-        """Outputs with calls in them."""
         self._heads = [self._head_bytes(index) for index in range(plan.n_outputs)]
         self._end = b"]," + b'"usage":null}\n\n' if plan.include_usage else b"]}\n\n"
         self._plain_tail = b'},"logprobs":null,"finish_reason":null}' + self._end
@@ -152,7 +146,6 @@ class ChatChunkEncoder:
         if delta.text or not (delta.reasoning or delta.tool_calls):
             parts.append(b'"content":' + encode_text(delta.text))
         if delta.tool_calls:
-            self._called.add(delta.index)
             parts.append(b'"tool_calls":' + encode_value(wire_pieces(delta.tool_calls)))
         return b",".join(parts)
 
@@ -167,9 +160,9 @@ class ChatChunkEncoder:
             tail += b',"token_ids":' + encode_json(delta.token_ids)
         return tail + b',"finish_reason":null}' + self._end
 
-    def finish(self, index: int, reason: FinishReason) -> bytes:
+    def finish(self, index: int, finish: Finish) -> bytes:
         ids = b',"token_ids":[]' if self._wants_ids else b""
-        ends = {"finish_reason": finish_reason(reason, has_calls=index in self._called)} | stop_reason(reason)
+        ends = {"finish_reason": finish_reason(finish)} | stop_reason(finish.reason)
         return self._heads[index] + b'},"logprobs":null%b,' % ids + encode_json(ends)[1:] + self._end
 
     def usage(self, prompts: Sequence[PromptFinishes]) -> bytes:

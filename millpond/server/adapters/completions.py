@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from millpond.async_llm import OutputDelta, PromptInput, TextInput, TokenInput
+from millpond.async_llm import Finish, OutputDelta, PromptInput, TextInput, TokenInput
 from millpond.errors import ContextLengthExceeded, InvalidParameter
 from millpond.server.adapters.logprobs import LegacyColumns, Piece, joined_columns
 from millpond.server.adapters.plan import Caller, GenerationPlan, build_plan, unsupported
@@ -17,7 +17,7 @@ from millpond.server.adapters.tools import stop_reason, wire_reason
 from millpond.server.adapters.usage import PromptFinishes, extension, usage
 from millpond.server.limits import MAX_OUTPUTS
 from millpond.server.schemas.completions import CompletionRequest
-from millpond.types import FinishReason, TokenId
+from millpond.types import TokenId
 
 
 def completion_plan(
@@ -173,9 +173,9 @@ class CompletionChunkEncoder:
             tail += b',"token_ids":' + encode_json(token_ids)
         return self._heads[delta.index] + encode_text(text) + tail + b',"finish_reason":null}' + self._end
 
-    def finish(self, index: int, reason: FinishReason) -> bytes:
+    def finish(self, index: int, finish: Finish) -> bytes:
         ids = b',"token_ids":[]' if self._wants_ids else b""
-        ends = {"finish_reason": wire_reason(reason)} | stop_reason(reason)
+        ends = {"finish_reason": wire_reason(finish.reason)} | stop_reason(finish.reason)
         return self._heads[index] + b'"","logprobs":null%b,' % ids + encode_json(ends)[1:] + self._end
 
     def usage(self, prompts: Sequence[PromptFinishes]) -> bytes:

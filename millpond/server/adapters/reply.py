@@ -10,7 +10,7 @@ from millpond.async_llm import Finish, OutputDelta, PromptEcho
 from millpond.outputs import TokenLogprobs
 from millpond.server.adapters.tools import CollectedCalls
 from millpond.server.adapters.usage import PromptFinishes
-from millpond.types import FinishReason, TokenId
+from millpond.types import TokenId
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class ChunkEncoder(Protocol):
         """b"" when the delta holds nothing to show (its finish is another event)."""
         ...
 
-    def finish(self, index: int, reason: FinishReason) -> bytes: ...
+    def finish(self, index: int, finish: Finish) -> bytes: ...
     def usage(self, prompts: Sequence[PromptFinishes]) -> bytes: ...
 
 

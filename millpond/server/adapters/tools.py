@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from millpond.async_llm import ToolCallDelta
+from millpond.async_llm import Finish, ToolCallDelta
 from millpond.errors import InvalidParameter
 from millpond.server.schemas.chat import ChatRequest
 from millpond.types import FinishReason
@@ -135,9 +135,10 @@ def wire_pieces(pieces: Sequence[ToolCallDelta]) -> list[dict[str, Any]]:
     ]
 
 
-def finish_reason(reason: FinishReason, *, has_calls: bool) -> str:
-    """An output that ended by itself with calls in it waits for their results; one cut inside a call is `length`."""
-    return "tool_calls" if has_calls and reason is FinishReason.STOP else wire_reason(reason)
+def finish_reason(finish: Finish) -> str:
+    """An output that ended by itself with whole calls waits for their results; one cut inside a call is `length`."""
+    waits = finish.waits_for_results and finish.reason is FinishReason.STOP
+    return "tool_calls" if waits else wire_reason(finish.reason)
 
 
 def wire_reason(reason: FinishReason) -> str:

@@ -52,7 +52,7 @@ def bare_calls(read: Reader, write: Writer, tools: ToolSet) -> Wait[None]:
 def _no_call(read: Reader, write: Writer, end: CallEnd) -> Wait[None]:
     """What was read is content, unless some of it was handed out as a call already: then all the rest belongs to it."""
     begun = write.call_is_open
-    if write.try_forget_call():
+    if write.try_forget_call(is_cut=end is CallEnd.CUT):
         raw = read.recorded()
         if not (begun and end is CallEnd.CUT):
             write.content(raw)

@@ -199,7 +199,7 @@ def cut_or_broken(read: Reader, write: Writer, closers: Sequence[str]) -> Wait[N
 
     A call that was cut stays open: nothing may make it look whole.
     """
-    if write.try_forget_call():
+    if write.try_forget_call(is_cut=read.exhausted):
         if not read.exhausted:
             write.content(read.recorded())
         return

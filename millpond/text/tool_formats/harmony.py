@@ -64,7 +64,7 @@ class Harmony(ToolFormat):
         if end is JsonEnd.WHOLE:
             write.end_call()
             yield from self._until_end(read, _drop)
-        elif write.try_forget_call():
+        elif write.try_forget_call(is_cut=read.exhausted):
             write.content("" if read.exhausted else read.recorded())
             yield from self._until_end(read, write.content)
         elif (yield from self._until_end(read, write.arguments)):

@@ -69,7 +69,7 @@ class Pythonic(ToolFormat):
             key, mark = yield from read.collect(("=", ")"))
             value = (yield from _value(read)) if mark == "=" and is_name(key.strip()) else None
             if value is None:
-                if write.try_forget_call() and not read.exhausted:
+                if write.try_forget_call(is_cut=read.exhausted) and not read.exhausted:
                     write.content(read.recorded())
                 return False
             write.arguments(("{" if first else ", ") + json_string(key.strip()) + ": " + value)

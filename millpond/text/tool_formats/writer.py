@@ -9,6 +9,8 @@ from millpond.text.tool_formats.stream import Markers
 
 MakeCallId = Callable[[int], str]
 """Id of the output's n-th call."""
+HELD_CHARACTERS = 256
+"""Arguments up to here wait for the end of their call: a short call is whole or none, a long one is seen growing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,25 +34,32 @@ class Writer:
     """State of one output.
 
     Whitespace around calls and at the ends of reasoning is the format's, not the message's: it is held until text
-    follows it. `whole_calls`: a call is handed out when it is whole, and left out when it never is.
+    follows it. A call is handed out when it is whole, or has more than HELD_CHARACTERS, or a limit cuts the output in
+    it. `whole_calls`: only when it is whole. `parallel`: False takes one call and drops the others.
     """
 
-    def __init__(self, make_call_id: MakeCallId, markers: Markers, *, whole_calls: bool = False) -> None:
+    def __init__(
+        self, make_call_id: MakeCallId, markers: Markers, *, whole_calls: bool = False, parallel: bool = True
+    ) -> None:
         self._make_call_id = make_call_id
         self._markers = markers
         self._whole_calls = whole_calls
+        self._parallel = parallel
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[ToolCallDelta] = []
-        self._listed: list[ToolCallDelta] | None = None
+        self._held: list[ToolCallDelta] = []
+        """Pieces of the open call, or of the open list of calls, that are not handed out yet."""
+        self._held_characters = 0
+        self._in_list = False
         self._space = ""
         self._content_begun = False
         self._thought_begun = False
         self._open: ToolCallDelta | None = None
         self._shown = False
-        """Some of the open call was handed out."""
-        self._arguments: list[str] = []
+        """The open call, or list, is handed out as it comes."""
         self._any_arguments = False
+        self._was_cut = False
         self.in_reasoning = False
         self.calls_begun = 0
         self.calls_ended = 0
@@ -87,49 +96,65 @@ class Writer:
         self._space = ""
 
     def begin_call(self, name: str, call_id: str | None = None) -> None:
+        if self.calls_ended and not self._parallel:
+            return
         index = self.calls_begun
         self.calls_begun += 1
         self._open = ToolCallDelta(index, call_id or self._make_call_id(index), name, "")
-        self._shown = self._any_arguments = False
-        self._arguments = []
-        self._show_call()
+        self._any_arguments = False
+        self._put(self._open)
 
     def arguments(self, text: str) -> None:
         if self._open is not None and text:
             self._any_arguments = True
-            self._arguments.append(text)
-            self._show_call()
+            self._put(ToolCallDelta(self._open.index, None, None, text))
 
     def end_call(self) -> None:
         if self._open is None:
             return
         if not self._any_arguments:
             self.arguments("{}")
-        self._show_call(ended=True)
         self._open = None
         self.calls_ended += 1
+        if not self._in_list:
+            self._end_unit()
 
     def begin_list(self) -> None:
-        """Calls up to end_list are whole together or not at all."""
-        self._listed = [] if self._whole_calls else None
+        """Calls up to end_list are handed out together."""
+        self._in_list = self._parallel
 
     def end_list(self) -> None:
-        if self._listed is not None:
-            self._calls += self._listed
-            self._listed = None
+        self._in_list = False
+        self._end_unit()
 
     @property
     def call_is_open(self) -> bool:
         return self._open is not None
 
-    def try_forget_call(self) -> bool:
-        """Takes back the open call, which turned out to be broken; False when some of it was handed out already."""
-        if self._open is not None and self._shown:
+    @property
+    def calls_are_whole(self) -> bool:
+        """Nothing was handed out of a call that is not whole."""
+        return self._open is None
+
+    def try_forget_call(self, *, is_cut: bool) -> bool:
+        """Takes back the open call, which turned out to be broken, or in which the output ended (`is_cut`).
+
+        False when the client sees it: some of it was handed out already, or it is as much as a limit left of it.
+        """
+        if self._open is None:
+            return True
+        if is_cut and self._was_cut and not self._whole_calls:
+            self._show()
+        if self._shown:
             return False
-        if self._open is not None:
-            self.calls_begun -= 1
-            self._open = None
+        self._held = [piece for piece in self._held if piece.index != self._open.index]
+        self.calls_begun -= 1
+        self._open = None
         return True
+
+    def expect_end(self, *, was_cut: bool) -> None:
+        """Nothing will come behind what is being read. `was_cut`: not by the model."""
+        self._was_cut = was_cut
 
     def finish(self) -> None:
         """The output ended, perhaps inside something."""
@@ -139,11 +164,11 @@ class Writer:
                 self._reasoning.append(space)
         elif not self.calls_begun:
             self._content.append(space)
-        if self._open is not None:
-            self.try_forget_call()
-            self._open = None
-        self.calls_begun -= len(self._listed or ())
-        self._listed = None
+        self.try_forget_call(is_cut=True)
+        if self._was_cut and not self._whole_calls:
+            self._show()
+        self.calls_begun -= len({piece.index for piece in self._held})
+        self._held = []
 
     def take(self) -> ChannelDelta:
         """What came since the last call."""
@@ -151,19 +176,24 @@ class Writer:
         self._content, self._reasoning, self._calls = [], [], []
         return delta
 
-    def _show_call(self, *, ended: bool = False) -> None:
-        call = self._open
-        if call is None or (self._whole_calls and not ended):
-            return
-        text = "".join(self._arguments)
-        self._arguments = []
+    def _put(self, piece: ToolCallDelta) -> None:
         if self._shown:
-            call = ToolCallDelta(call.index, None, None, text)
-        else:
-            call = ToolCallDelta(call.index, call.id, call.name, text)
-        if text or not self._shown:
-            self._shown = True
-            (self._calls if self._listed is None else self._listed).append(call)
+            self._calls.append(piece)
+            return
+        self._held.append(piece)
+        self._held_characters += len(piece.arguments)
+        if self._held_characters > HELD_CHARACTERS and not self._whole_calls:
+            self._show()
+
+    def _show(self) -> None:
+        self._shown = True
+        self._calls += self._held
+        self._held = []
+
+    def _end_unit(self) -> None:
+        self._show()
+        self._shown = False
+        self._held_characters = 0
 
 
 def _joined(calls: list[ToolCallDelta]) -> list[ToolCallDelta]:
