@@ -1,7 +1,8 @@
 """Every live token log, and what an engine's events, its death and its successor mean for them.
 
 Knows commands and events, no sockets, processes or tasks: time comes in as arguments, commands go out through the
-sender of the engine that is attached. `attach` gives an engine everything alive; `detach` is its death.
+sender of the engine that is attached. `attach` gives an engine everything alive; `detach` is its death, `judge` what
+is known of it a moment later.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from collections.abc import Callable, Collection
 from millpond.engine.messages import AbortSequence, AddRequest, Command, StepFrame
 from millpond.engine_client.admission import Backlog, ServiceRates
 from millpond.engine_client.observer import NullObserver, Observer
-from millpond.engine_client.poison import Quarantine
+from millpond.engine_client.poison import Death, Quarantine
 from millpond.engine_client.token_log import Append, TokenLog
 from millpond.outputs import FinishEvent, StepStats
 from millpond.request import Request, finish_reason_of
 from millpond.types import FinishReason, SequenceId, TokenId
 
-POISON_MESSAGE = "this request crashed the engine twice"
+POISON_MESSAGE = "the engine died each time it ran this request alone"
 END_PATIENCE = 2.0
 """Seconds the engine has to confirm an end or a deadline before the server does it alone."""
 _MESSAGES = {
@@ -37,6 +38,7 @@ class LogBook:
         self._clock = clock
         self._live: dict[SequenceId, TokenLog] = {}
         self._given: set[SequenceId] = set()
+        self._given_to_dead: set[SequenceId] = set()
         self._closing_until: dict[SequenceId, float] = {}
         self._send: Callable[[Command], None] | None = None
         self._quarantine = Quarantine()
@@ -87,21 +89,26 @@ class LogBook:
         """
         self._send = send
         self.rates.begin_engine()
+        self._quarantine.record_ready(self._clock())
         for log in list(self._live.values()):
             if not log.is_waiting and not self._quarantine.is_suspect(log.sequence_id):
                 self._give(log, send, quarantine=False)
         self._give_due()
 
-    def detach(self, announced: Collection[SequenceId]) -> None:
-        """The engine is dead. Logs that are complete are finished; the poison rule may convict one of the others."""
+    def detach(self) -> None:
+        """The engine is dead. Logs that are complete are finished; the others wait for the next one."""
         now = self._clock()
         self._send = None
-        given, self._given = self._given, set()
-        for sequence_id in given:
+        self._given_to_dead, self._given = self._given, set()
+        for sequence_id in self._given_to_dead:
             self._live[sequence_id].note_engine_death(now)
         for log in list(self._live.values()):
             self._finish_if_complete(log)
-        convicted = self._quarantine.record_death(announced, [s for s in given if s in self._live])
+
+    def judge(self, death: Death) -> None:
+        """How it died, before the next one is attached. The poison rule may convict one of those that it had."""
+        given, self._given_to_dead = self._given_to_dead, set()
+        convicted = self._quarantine.record_death(death, [s for s in given if s in self._live], self._clock())
         if convicted is not None:
             self._finish_alone(self._live[convicted], FinishReason.ERROR, POISON_MESSAGE)
 
@@ -148,7 +155,7 @@ class LogBook:
         self._send(AbortSequence(sequence_id, reason))
 
     def sweep(self) -> None:
-        """Ends what is due: deadlines that no engine enforces, and ends that the engine did not confirm."""
+        """Ends what is due: deadlines that no engine enforces, ends not confirmed by one, the rests of suspects."""
         now = self._clock()
         for log in list(self._live.values()):
             patience = END_PATIENCE if log.sequence_id in self._given else 0.0
@@ -158,6 +165,7 @@ class LogBook:
                     self._finish_alone(log, log.closing, _MESSAGES.get(log.closing, ""))
             elif deadline is not None and now >= deadline + patience:
                 self._abandon(log, FinishReason.DEADLINE, _MESSAGES[FinishReason.DEADLINE])
+        self._give_due()
 
     def finish_all(self, reason: FinishReason, message: str = "") -> None:
         """Ends every live log now, without waiting for an engine."""
@@ -174,15 +182,16 @@ class LogBook:
         send(AddRequest(log.sequence_id, log.request, tuple(log.ids), quarantine))
 
     def _give_due(self) -> None:
-        """The next suspect, if nobody is on trial; everybody else once there is none."""
+        """The next suspect, if nobody is on trial; everybody else while none is due."""
         if self._send is None:
             return
-        chosen = self._quarantine.take_next(lambda sequence_id: len(self._live[sequence_id].ids))
+        now = self._clock()
+        chosen = self._quarantine.take_next(lambda sequence_id: len(self._live[sequence_id].ids), now)
         if chosen is not None:
             self._give(self._live[chosen], self._send, quarantine=True)
-        elif self._quarantine.is_empty and len(self._given) < len(self._live):
+        elif len(self._given) < len(self._live) and self._quarantine.is_quiet(now):
             for sequence_id, log in self._live.items():
-                if sequence_id not in self._given:
+                if sequence_id not in self._given and not self._quarantine.is_suspect(sequence_id):
                     self._give(log, self._send, quarantine=False)
 
     def _note_trial_progress(self) -> None:

@@ -40,6 +40,7 @@ from millpond.engine.messages import (
 from millpond.engine_client.channel import CHANNEL_CLOSED, EngineChannel, open_channel
 from millpond.engine_client.logbook import LogBook
 from millpond.engine_client.observer import NullObserver, Observer
+from millpond.engine_client.poison import Death, DeathKind
 from millpond.outputs import EngineInfo
 from millpond.types import EngineEpoch, FinishReason, SequenceId
 
@@ -47,6 +48,10 @@ logger = logging.getLogger(__name__)
 
 SLOWEST_STEP_FACTOR = 20
 FAILED_MESSAGE = "the engine failed and could not be brought back"
+_OWN_SIGNALS = frozenset(
+    {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS}
+)
+"""What a process raises against itself; any other comes from outside."""
 ACKNOWLEDGE_EVERY = MAX_UNACKNOWLEDGED_FRAMES // 8
 """Frames per acknowledgement: each costs a write here and a read there."""
 
@@ -118,6 +123,10 @@ class Supervisor:
         self._stop_wanted = asyncio.Event()
         self._changed = asyncio.Event()
         self._announced: list[SequenceId] = []
+        self._announced_at = clock()
+        """When the last batch was; before the first, when the engine was ready."""
+        self._death_kind: DeathKind | None = None
+        self._died_at = clock()
         self._acknowledged = self._last_frame = 0
         self._slowest_step = 0.0
         self._last_activity = self._last_check = self._ready_at = clock()
@@ -215,7 +224,7 @@ class Supervisor:
         elif not self._book.engine_has_work:
             self._last_activity = now
         elif now - self._last_activity > max(self._timing.stall_timeout, SLOWEST_STEP_FACTOR * self._slowest_step):
-            self._die(f"no step for {now - self._last_activity:.1f} s with work to do")
+            self._die(f"no step for {now - self._last_activity:.1f} s with work to do", DeathKind.HANG)
 
     async def _pause(self, seconds: float) -> bool:
         """Sleeps; True if a stop was asked for."""
@@ -235,13 +244,16 @@ class Supervisor:
             self._count_death()
             return f"the engine process could not be started: {error.strerror}"
         self._death = asyncio.get_running_loop().create_future()
-        channel = EngineChannel(self._on_event, self._on_burst_end, self._die)
+        channel = EngineChannel(self._on_event, self._on_burst_end, self._on_lost)
         self._channel = await open_channel(sock, channel)
         channel.send(Load(self._epoch, self._config))
         cause = await self._death
         await channel.wait_closed()
         self._channel = None
-        return await self._reap(cause)
+        code = await self._reap()
+        kind = self._death_kind or _kind_of_exit(code)
+        self._book.judge(Death(kind, self._announced, self._died_at - self._announced_at))
+        return _described(cause, code)
 
     def _spawn(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
         """The process and our end of its channel. Raises OSError."""
@@ -265,9 +277,11 @@ class Supervisor:
         self._slowest_step = 0.0
         self._last_activity = self._clock()
         self._exit_seen = False
+        self._death_kind = None
         self.load_fraction = 0.0
 
-    async def _reap(self, cause: str) -> str:
+    async def _reap(self) -> int | None:
+        """The exit code; None for a process that does not go away."""
         process = self._process
         assert process is not None
         pause = 0.002
@@ -277,20 +291,17 @@ class Supervisor:
             await asyncio.sleep(pause)
             pause *= 1.5
         self._process = None
-        code = process.returncode
-        if code is None:
+        if process.returncode is None:
             logger.error("engine process %d does not go away after SIGKILL", process.pid)
-        elif code < 0 and (code != -signal.SIGKILL or cause == CHANNEL_CLOSED):
-            return f"{cause} ({signal.Signals(-code).name})"
-        elif code > 0:
-            return f"{cause} (exit code {code})"
-        return cause
+        return process.returncode
 
-    def _die(self, cause: str) -> None:
-        """The one way out of an engine's life: no event of it counts after this call."""
+    def _die(self, cause: str, kind: DeathKind | None = None) -> None:
+        """The one way out of an engine's life: no event of it counts after this call. Without `kind` its exit tells."""
         if self._death is None or self._death.done() or self._process is None:
             return
         self._death.set_result(cause)
+        self._death_kind = kind
+        self._died_at = self._clock()
         if cause != CHANNEL_CLOSED and self._process.poll() is None:
             self._process.kill()
         if self._channel is not None:
@@ -300,7 +311,7 @@ class Supervisor:
         self._count_death()
         if not self._stop_wanted.is_set():
             self._set_state(EngineState.RESTARTING, f"restarting the engine: {cause}")
-        self._book.detach(self._announced)
+        self._book.detach()
 
     def _count_death(self) -> None:
         if self.state is not EngineState.READY:
@@ -324,6 +335,7 @@ class Supervisor:
                 self._on_frame(event)
             case BatchAnnounced():
                 self._announced = event.sequence_ids
+                self._announced_at = self._clock()
             case LoadProgress():
                 self.load_fraction = event.fraction
                 self._last_activity = self._clock()
@@ -334,11 +346,14 @@ class Supervisor:
             case EngineError():
                 # What was ready once under the same settings may be so again: say, no memory after a kill for it.
                 self._setup_failed = event.setup and self.info is None
-                self._die(event.message)
+                self._die(event.message, DeathKind.CRASH)
+
+    def _on_lost(self, cause: str) -> None:
+        self._die(cause, None if cause == CHANNEL_CLOSED else DeathKind.CRASH)
 
     def _on_frame(self, frame: StepFrame) -> None:
         if self.state is not EngineState.READY:
-            self._die("the engine sent a step before it was ready")
+            self._die("the engine sent a step before it was ready", DeathKind.CRASH)
             return
         self._last_activity = self._clock()
         self._last_frame = frame.frame
@@ -346,13 +361,13 @@ class Supervisor:
             self._slowest_step = max(self._slowest_step, frame.stats.seconds)
         wrong = self._book.apply(frame)
         if wrong is not None:
-            self._die(f"the engine broke the protocol: {wrong}")
+            self._die(f"the engine broke the protocol: {wrong}", DeathKind.CRASH)
 
     def _on_ready(self, info: EngineInfo) -> None:
         assert self._channel is not None
         self.info = info
         self._failed_loads = 0
-        self._ready_at = self._last_activity = self._clock()
+        self._ready_at = self._last_activity = self._announced_at = self._clock()
         self._set_state(EngineState.READY, "ready")
         self._book.attach(self._channel.send)
 
@@ -360,3 +375,17 @@ class Supervisor:
         if self._channel is not None and self._last_frame - self._acknowledged >= ACKNOWLEDGE_EVERY:
             self._acknowledged = self._last_frame
             self._channel.send(Acknowledge(self._last_frame))
+
+
+def _kind_of_exit(code: int | None) -> DeathKind:
+    is_own = code is not None and (code >= 0 or -code in _OWN_SIGNALS)
+    return DeathKind.CRASH if is_own else DeathKind.KILLED
+
+
+def _described(cause: str, code: int | None) -> str:
+    """`cause` with what the exit code adds to it."""
+    if code is None or code == 0:
+        return cause
+    if code > 0:
+        return f"{cause} (exit code {code})"
+    return f"{cause} ({signal.Signals(-code).name})" if code != -signal.SIGKILL or cause == CHANNEL_CLOSED else cause

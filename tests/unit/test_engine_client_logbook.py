@@ -13,7 +13,7 @@ from scripted_engine import EOG, next_token, undisturbed
 
 from millpond.engine.messages import AbortSequence, AddRequest, Command, StepFrame
 from millpond.engine_client.logbook import END_PATIENCE, POISON_MESSAGE, LogBook
-from millpond.engine_client.poison import DEATHS_ALONE_TO_CONVICT
+from millpond.engine_client.poison import RULES, Death, DeathKind
 from millpond.engine_client.token_log import TokenLog
 from millpond.outputs import FinishEvent, SequenceUsage, StatusEvent, StepStats, TokenEvent
 from millpond.request import Request, finish_reason_of
@@ -21,7 +21,7 @@ from millpond.sampling_params import SamplingParams
 from millpond.types import EngineEpoch, FinishReason, RequestId, SequenceId, SequenceStatus, TokenId
 
 POISON = 666
-DEATHS_TO_FAIL = 1 + DEATHS_ALONE_TO_CONVICT
+DEATHS_TO_FAIL = 1 + RULES[DeathKind.CRASH].deaths
 
 
 class Clock:
@@ -114,7 +114,8 @@ class Harness:
         if self.engine is not None:
             announced, self.engine = self.engine.announced, None
             self.deaths.update((log.sequence_id, len(log.ids)) for log in self.book.live)
-            self.book.detach(announced)
+            self.book.detach()
+            self.book.judge(Death(DeathKind.CRASH, announced))
 
     def step(self, fault: str = "") -> None:
         engine = self.start()

@@ -97,6 +97,23 @@ def test_a_frame_may_bring_several_tokens_of_one_output():
     assert gaps(scene.ledger) == (2, 0.0)
     scene.frame(1)
     assert gaps(scene.ledger) == (3, 1.0)
+    scene.frame(1, 1)
+    scene.frame(1, 1)
+    assert gaps(scene.ledger) == (7, 3.0)
+
+
+def test_frames_that_hold_several_steps_have_as_many_gaps_as_tokens():
+    scene = Scene()
+    scene.open(2)
+    scene.frame(1, 2, 1, 2)
+    assert gaps(scene.ledger) == (2, 0.0)
+    scene.frame(1, 2, 1, 2, 1, 2)
+    assert gaps(scene.ledger) == (8, 2.0)
+    scene.frame(1, 1)
+    scene.frame(1, 2, 1, 2)
+    assert gaps(scene.ledger) == (14, 2.0 + 1.0 + 1.0 + 2.0)
+    assert scene.ledger.generated_tokens == 16
+    assert scene.ledger.first_token.count == 2
 
 
 def test_states_follow_a_request():
@@ -148,7 +165,7 @@ def test_a_restarted_engine_goes_on_where_the_dead_one_stood():
     scene = Scene()
     scene.open()
     scene.frame(1, totals=StepTotals(steps=5, decode_ms=50.0), cells=1024)
-    scene.book.detach([])
+    scene.book.detach()
     scene.ledger.on_restart(EngineEpoch(1), "killed")
     assert scene.ledger.stats.cells_total == 0
     assert scene.ledger.totals["steps"] == 5.0
