@@ -83,16 +83,23 @@ class StepTotals:
     """All KV operations, saves and restores among them."""
     decode_ms: float = 0.0
     sample_ms: float = 0.0
+    emit_ms: float = 0.0
+    """From a step's results to the next plan: settling, sending, hearing commands, waiting for a server behind."""
     save_ms: float = 0.0
     restore_ms: float = 0.0
     saved_tokens: int = 0
     saved_bytes: int = 0
+    saved_disk_bytes: int = 0
+    """Of the saved ones, those that a durable tier took at once."""
     restored_tokens: int = 0
     disk_tokens: int = 0
     """Of the restored ones, those that came from the disk tier."""
     restored_bytes: int = 0
+    restored_disk_bytes: int = 0
     failed_moves: int = 0
     """Copies and restores that failed: their sequences computed again."""
+    failed_restores: int = 0
+    """Restores among them: the state was damaged, gone or refused."""
     decode_failures: int = 0
     parked_to_grow: int = 0
     """Preemptions because a running stream needed a cell,"""
@@ -105,7 +112,15 @@ class StepTotals:
     resident_hit_tokens: int = 0
     """Prompt tokens shared from cells,"""
     stored_hit_tokens: int = 0
-    """and brought back from saved state, when a sequence first ran."""
+    """and brought back from saved state, when a sequence first ran;"""
+    disk_hit_tokens: int = 0
+    """of these, from the disk tier."""
+    parks_kept: int = 0
+    """Parks that are over, by what became of the state: all of it stayed in cells,"""
+    parks_saved: int = 0
+    """what left them is in a tier,"""
+    parks_requeued: int = 0
+    """or some of it has to be computed again."""
     resumes: int = 0
     recomputed_tokens: int = 0
     evicted_tokens: int = 0
@@ -130,6 +145,12 @@ class StepStats:
     """Live and cached together."""
     cells_cached: int = 0
     """Held by idle prefixes only."""
+    cells_pinned: int = 0
+    """Held by parked sequences only (and idle prefixes, which share some): kept for when they go on."""
+    ram_bytes: int = 0
+    """State that the RAM tier holds,"""
+    disk_bytes: int = 0
+    """and the disk tier, files of other models there included."""
     rows: int = 0
     prefill_rows: int = 0
     schedule_ms: float = 0.0

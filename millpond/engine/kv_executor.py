@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from millpond.errors import RuntimeFailure
 from millpond.kvcache.ops import Copy, Discard, Drop, KVOp, Merge, Restore, Save, SetKind, Trim
@@ -24,7 +26,9 @@ class _Tally:
         self.lost: list[SpanKey] = []
         self.failed: set[SlotId] = set()
         self.saved_tokens = self.restored_tokens = self.disk_tokens = 0
-        self.saved_bytes = self.restored_bytes = 0
+        self.disk_tokens_by_slot: Counter[SlotId] = Counter()
+        self.saved_bytes = self.saved_disk_bytes = self.restored_bytes = self.restored_disk_bytes = 0
+        self.failed_restores = 0
         self.save_ms = self.restore_ms = 0.0
 
 
@@ -36,27 +40,41 @@ class KVExecutor:
         self._store = store
         self._clock = clock
         self._bytes_per_token = runtime.model.kv_bytes_per_token
+        self._nothing = self._results(_Tally(), 0.0)
+        """The answer to no ops: made once a change, not once a step."""
 
     def apply(self, ops: Sequence[KVOp]) -> OpResults:
         """A slot whose op failed is named in failed_slots, and the later ops on it are left out."""
         if not ops:
-            return OpResults(lost=self._store.take_lost())
+            lost = self._store.take_lost()
+            return replace(self._nothing, lost=lost) if lost else self._nothing
         began = self._clock()
         tally = _Tally()
         for op in ops:
             self._perform(op, tally)
+        tally.lost += self._store.take_lost()
+        self._nothing = self._results(_Tally(), 0.0)
+        return self._results(tally, (self._clock() - began) * 1e3)
+
+    def _results(self, tally: _Tally, ms: float) -> OpResults:
         return OpResults(
             saved=tally.saved,
-            lost=[*tally.lost, *self._store.take_lost()],
+            lost=tally.lost,
             failed_slots=frozenset(tally.failed),
             saved_tokens=tally.saved_tokens,
             restored_tokens=tally.restored_tokens,
             disk_tokens=tally.disk_tokens,
+            disk_tokens_by_slot=tally.disk_tokens_by_slot,
             saved_bytes=tally.saved_bytes,
+            saved_disk_bytes=tally.saved_disk_bytes,
             restored_bytes=tally.restored_bytes,
+            restored_disk_bytes=tally.restored_disk_bytes,
+            failed_restores=tally.failed_restores,
+            ram_bytes=self._store.held_bytes(durable=False),
+            disk_bytes=self._store.held_bytes(durable=True),
             save_ms=tally.save_ms,
             restore_ms=tally.restore_ms,
-            ms=(self._clock() - began) * 1e3,
+            ms=ms,
         )
 
     def begin_flush(self) -> bool:
@@ -126,6 +144,7 @@ class KVExecutor:
         if self._store.put(op.key, op.kind, data):
             tally.saved.append(op.key)
             tally.saved_bytes += len(data)
+            tally.saved_disk_bytes += len(data) if self._store.is_durable(op.key) else 0
         tally.saved_tokens += tokens
         tally.save_ms += (self._clock() - began) * 1e3
 
@@ -136,8 +155,7 @@ class KVExecutor:
         from_disk = self._store.is_durable(op.key)
         data = self._store.get(op.key)
         if data is None:
-            tally.failed.add(op.slot)
-            tally.lost.append(op.key)
+            self._fail_restore(op, tally)
             return
         try:
             self._runtime.restore(op.slot, op.key.start, op.key.end, data)
@@ -146,11 +164,19 @@ class KVExecutor:
         except RuntimeFailure as error:
             logger.warning("%s failed: %s", op, error)
             self._store.discard(op.key)
-            tally.failed.add(op.slot)
-            tally.lost.append(op.key)
+            self._fail_restore(op, tally)
             return
         tokens = op.key.end - op.key.start
         tally.restored_tokens += tokens
-        tally.disk_tokens += tokens if from_disk else 0
         tally.restored_bytes += len(data)
+        if from_disk:
+            tally.disk_tokens += tokens
+            tally.disk_tokens_by_slot[op.slot] += tokens
+            tally.restored_disk_bytes += len(data)
         tally.restore_ms += (self._clock() - began) * 1e3
+
+    @staticmethod
+    def _fail_restore(op: Restore, tally: _Tally) -> None:
+        tally.failed.add(op.slot)
+        tally.lost.append(op.key)
+        tally.failed_restores += 1

@@ -104,6 +104,21 @@ class KVCacheManager:
         """The saved span that continues what the slot holds."""
         return self.layout.next_stored(self.stored, handle.history, self.length(handle), limit)
 
+    def reach(self, handle: CacheHandle, limit: int) -> PrefixMatch:
+        """How far the handle would come without computing, at most to `limit`; by cells, its slot's own or shared."""
+        if handle.slot is None:
+            return self.match(handle.history, limit)
+        held = self.length(handle)
+        total = stored_reach(self.layout, self.stored, handle.history, held, limit)
+        return PrefixMatch(held, None, max(held, total))
+
+    def parked_cells(self, handles: Iterable[CacheHandle]) -> int:
+        """Cells that would be free without these handles and the idle prefixes, less the idle prefixes' own."""
+        slots = {handle.slot for handle in handles if handle.slot is not None}
+        if not slots:
+            return 0
+        return self._index.cells_held_only_by(frozenset(slots.union(self._idle))) - self.idle_cells
+
     def can_have(self, cells: int, *, giving: Iterable[CacheHandle] = (), keeping: SlotId | None = None) -> bool:
         """`cells` are free, or would be without the idle prefixes (but `keeping`) and what `giving` holds."""
         if cells <= self.free_cells:

@@ -19,14 +19,18 @@ class StepMeter:
     move_ms: float = 0.0
     decode_ms: float = 0.0
     sample_ms: float = 0.0
+    emit_ms: float = 0.0
     save_ms: float = 0.0
     restore_ms: float = 0.0
     saved_tokens: int = 0
     saved_bytes: int = 0
+    saved_disk_bytes: int = 0
     restored_tokens: int = 0
     disk_tokens: int = 0
     restored_bytes: int = 0
+    restored_disk_bytes: int = 0
     failed_moves: int = 0
+    failed_restores: int = 0
     decode_failures: int = 0
     parked_to_grow: int = 0
     parked_to_prefill: int = 0
@@ -34,6 +38,10 @@ class StepMeter:
     parked_for_turn: int = 0
     resident_hit_tokens: int = 0
     stored_hit_tokens: int = 0
+    disk_hit_tokens: int = 0
+    parks_kept: int = 0
+    parks_saved: int = 0
+    parks_requeued: int = 0
 
     def count(self, runner: RunnerOutput, ops: OpResults, rows: int, prefill_rows: int) -> None:
         """One step's work."""
@@ -50,10 +58,13 @@ class StepMeter:
             self.restore_ms += ops.restore_ms
             self.saved_tokens += ops.saved_tokens
             self.saved_bytes += ops.saved_bytes
+            self.saved_disk_bytes += ops.saved_disk_bytes
             self.restored_tokens += ops.restored_tokens
             self.disk_tokens += ops.disk_tokens
             self.restored_bytes += ops.restored_bytes
+            self.restored_disk_bytes += ops.restored_disk_bytes
             self.failed_moves += len(ops.failed_slots)
+            self.failed_restores += ops.failed_restores
 
     def totals(self, *, resumes: int, recomputed_tokens: int, evicted_tokens: int) -> StepTotals:
         return StepTotals(
@@ -64,14 +75,18 @@ class StepMeter:
             move_ms=self.move_ms,
             decode_ms=self.decode_ms,
             sample_ms=self.sample_ms,
+            emit_ms=self.emit_ms,
             save_ms=self.save_ms,
             restore_ms=self.restore_ms,
             saved_tokens=self.saved_tokens,
             saved_bytes=self.saved_bytes,
+            saved_disk_bytes=self.saved_disk_bytes,
             restored_tokens=self.restored_tokens,
             disk_tokens=self.disk_tokens,
             restored_bytes=self.restored_bytes,
+            restored_disk_bytes=self.restored_disk_bytes,
             failed_moves=self.failed_moves,
+            failed_restores=self.failed_restores,
             decode_failures=self.decode_failures,
             parked_to_grow=self.parked_to_grow,
             parked_to_prefill=self.parked_to_prefill,
@@ -79,6 +94,10 @@ class StepMeter:
             parked_for_turn=self.parked_for_turn,
             resident_hit_tokens=self.resident_hit_tokens,
             stored_hit_tokens=self.stored_hit_tokens,
+            disk_hit_tokens=self.disk_hit_tokens,
+            parks_kept=self.parks_kept,
+            parks_saved=self.parks_saved,
+            parks_requeued=self.parks_requeued,
             resumes=resumes,
             recomputed_tokens=recomputed_tokens,
             evicted_tokens=evicted_tokens,

@@ -54,8 +54,18 @@ class OpResults:
     restored_tokens: int = 0
     disk_tokens: int = 0
     """Of the restored ones, those that came from a durable tier."""
+    disk_tokens_by_slot: Mapping[SlotId, int] = field(default_factory=dict["SlotId", int])
+    """Those of each slot."""
     saved_bytes: int = 0
+    saved_disk_bytes: int = 0
+    """Of the saved ones, those that a durable tier took."""
     restored_bytes: int = 0
+    restored_disk_bytes: int = 0
+    failed_restores: int = 0
+    ram_bytes: int = 0
+    """What tiers that end with the process hold after the ops,"""
+    disk_bytes: int = 0
+    """and those that outlive it."""
     save_ms: float = 0.0
     restore_ms: float = 0.0
     ms: float = 0.0

@@ -92,6 +92,8 @@ class Scheduler:
         self._statuses: list[StatusEvent] = []
         self._work = StepWork(0, 0)
         self._prefill_rows = 0
+        self._handed_over: float | None = None
+        """When the last step's results were there, if it had rows and more is to do."""
         self.meter = StepMeter()
         self.cost = StepCost()
         self.save_cost = MoveCost()
@@ -153,12 +155,14 @@ class Scheduler:
     def schedule(self, now: float) -> SchedulerOutput:
         self._rows, self._restores, self._statuses = {}, {}, []
         self.steps += 1
+        if self._handed_over is not None:
+            self.meter.emit_ms += (now - self._handed_over) * 1e3
         self._expire(now)
         finished = self._apply_endings(now)
-        streams = sum(seq.behind == 1 for seq in self._eligible())
-        alone = 1.0 if streams else ALONE_FACTOR
+        growing = self._growing()
+        alone = 1.0 if growing else ALONE_FACTOR
         budget = StepBudget(self.cost, self._config.max_rows, self._config.max_step_ms * alone)
-        self._grow(budget, now)
+        self._grow(growing, budget, now)
         self._start(now)
         self._catch_up(budget, now)
         self._housekeeping = self._manager.bound_idle(self._idle_limit(), IDLE_PIECES_PER_STEP, save=self._saves_pay())
@@ -172,15 +176,17 @@ class Scheduler:
         suspects = [seq for seq in self._running if seq.quarantine]
         return suspects[:1] or self._running
 
-    def _grow(self, budget: StepBudget, now: float) -> None:
-        while True:
-            growing = [seq for seq in self._eligible() if seq.behind == 1][: budget.max_rows]
-            if self._try_obtain(len(growing)):
-                break
+    def _growing(self) -> list[Sequence]:
+        """Who is up to date but for the last token."""
+        return [seq for seq in self._eligible() if seq.behind == 1][: self._config.max_rows]
+
+    def _grow(self, growing: list[Sequence], budget: StepBudget, now: float) -> None:
+        while not self._try_obtain(len(growing)):
             if not self._park_one(now):
                 self._endings_for_lack(growing)
                 return
             self.meter.parked_to_grow += 1
+            growing = self._growing()
         for sequence in growing:
             self._plan_rows(sequence, 1)
             budget.take(1, sequence.num_tokens)
@@ -263,6 +269,7 @@ class Scheduler:
         self._parked[victim.id] = victim
         victim.yielded = False
         victim.parked_for = short
+        victim.parked_length = self._manager.length(victim.handle)
         victim.become(SequenceStatus.PREEMPTED, now)
         self.preemptions += 1
         self._statuses.append(StatusEvent(victim.id, victim.status))
@@ -272,6 +279,16 @@ class Scheduler:
     def _park_piece(self, sequence: Sequence) -> None:
         self._manager.park_piece(sequence.handle, save=self._saves_pay())
         sequence.num_computed_tokens = self._manager.length(sequence.handle)
+
+    def _count_park(self, sequence: Sequence) -> None:
+        """A park is over: what became of the state that the sequence had?"""
+        match = self._manager.reach(sequence.handle, sequence.parked_length)
+        if match.resident >= sequence.parked_length:
+            self.meter.parks_kept += 1
+        elif match.total >= sequence.parked_length:
+            self.meter.parks_saved += 1
+        else:
+            self.meter.parks_requeued += 1
 
     def _saves_pay(self) -> bool:
         """Saving and restoring a token costs less than computing it again, as measured; or must be done anyway."""
@@ -354,10 +371,12 @@ class Scheduler:
         self.meter.resident_hit_tokens += sequence.advance_cached(match.resident)
 
     def _run(self, sequence: Sequence, now: float) -> None:
+        resumed = self._parked.pop(sequence.id, None) is not None
+        if resumed:
+            self._count_park(sequence)
         if sequence.handle.slot is None:
             self._open(sequence)
         self._waiting.pop(sequence.id, None)
-        resumed = self._parked.pop(sequence.id, None) is not None
         policy.count_bypasses(sequence, [*self._waiting.values(), *self._parked.values()])
         sequence.become(SequenceStatus.RUNNING, now)
         sequence.bypassed = 0
@@ -423,7 +442,7 @@ class Scheduler:
         self._manager.acknowledge(ops.saved, ops.lost)
         self.save_cost.observe(ops.saved_tokens, ops.save_ms)
         self.restore_cost.observe(ops.restored_tokens, ops.restore_ms)
-        self._settle_restores(ops.failed_slots)
+        self._settle_restores(ops.failed_slots, ops.disk_tokens_by_slot)
         tokens: list[TokenEvent] = []
         if runner.failure is not None:
             self._settle_failure(runner.failure.exhausted, runner.failure.message, now)
@@ -431,17 +450,22 @@ class Scheduler:
             self.cost.observe(self._work, runner.decode_ms)
             tokens = self._settle_rows(runner, ops.failed_slots, now)
         finished = self._apply_endings(now)
+        self._handed_over = now if self._rows and self._sequences else None
         self._rows, self._restores = {}, {}
         return StepOutcome(tokens, finished, self._statuses)
 
-    def _settle_restores(self, failed: frozenset[SlotId]) -> None:
+    def _settle_restores(self, failed: frozenset[SlotId], from_disk: Mapping[SlotId, int]) -> None:
         for sequence in list(self._sequences.values()) if failed else []:
             if sequence.handle.slot in failed:
                 self._forget(sequence, sequence.num_computed_tokens if sequence.id in self._restores else 0)
         for sequence_id, tokens in self._restores.items():
             sequence = self._sequences[sequence_id]
-            if sequence.handle.slot not in failed:
-                self.meter.stored_hit_tokens += sequence.advance_cached(tokens)
+            slot = sequence.handle.slot
+            if slot is not None and slot not in failed:
+                hits = sequence.advance_cached(tokens)
+                self.meter.stored_hit_tokens += hits
+                if from_disk:
+                    self.meter.disk_hit_tokens += min(hits, from_disk.get(slot, 0))
                 self._manager.commit(sequence.handle)
 
     def _settle_rows(self, runner: RunnerOutput, failed: frozenset[SlotId], now: float) -> list[TokenEvent]:
@@ -540,7 +564,8 @@ class Scheduler:
         del self._sequences[sequence.id]
         self._waiting.pop(sequence.id, None)
         self._held.pop(sequence.id, None)
-        self._parked.pop(sequence.id, None)
+        if self._parked.pop(sequence.id, None) is not None:
+            self._count_park(sequence)
         if sequence in self._running:
             self._running.remove(sequence)
         sequence.become(SequenceStatus.FINISHED, now)
@@ -597,6 +622,9 @@ class Scheduler:
             cells_total=self._manager.n_cells,
             cells_used=self._manager.used_cells,
             cells_cached=self._manager.idle_cells,
+            cells_pinned=self._manager.parked_cells([seq.handle for seq in self._parked.values()]),
+            ram_bytes=ops.ram_bytes,
+            disk_bytes=ops.disk_bytes,
             rows=self._work.rows,
             prefill_rows=self._prefill_rows,
             schedule_ms=schedule_ms,
@@ -618,6 +646,10 @@ class Scheduler:
 
     def check(self) -> None:
         """Asserts that counters and ledger agree; for tests, between steps."""
+        meter = self.meter
+        lanes = meter.parked_to_grow, meter.parked_to_prefill, meter.parked_exhausted, meter.parked_for_turn
+        over = meter.parks_kept + meter.parks_saved + meter.parks_requeued
+        assert self.preemptions == sum(lanes) == over + len(self._parked)
         for sequence in self._sequences.values():
             running = sequence.status is SequenceStatus.RUNNING
             assert running == (sequence in self._running)

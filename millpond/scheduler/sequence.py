@@ -52,6 +52,8 @@ class Sequence:
     parked_since: float | None = None
     parked_for: Shortage | None = None
     """Of the last time it was parked."""
+    parked_length: int = 0
+    """Tokens its cells held then."""
     parked_seconds: float = 0.0
     parked_before_first_token: float = 0.0
     matched: tuple[int, PrefixMatch] | None = None

@@ -104,6 +104,10 @@ class SpillStore:
         holder = self._holder(key)
         return holder is not None and holder.is_durable
 
+    def held_bytes(self, *, durable: bool) -> int:
+        """What the tiers that outlive the process hold, or those that do not."""
+        return sum(tier.used_bytes for tier in self._tiers if tier.is_durable is durable)
+
     def set_kind(self, key: SpanKey, kind: SpanKind) -> None:
         holder = self._holder(key)
         if holder is not None:

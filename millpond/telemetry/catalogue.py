@@ -79,6 +79,11 @@ def histogram(name: str, help_text: str, read: Callable[[Ledger], Histogram]) ->
     return Metric(name, Kind.HISTOGRAM, help_text, (), lambda view: [((), read(view.ledger))])
 
 
+def pairs(read: Callable[[View], Mapping[tuple[str, str], float]]) -> Callable[[View], Iterable[Sample]]:
+    """Of two labels."""
+    return lambda view: sorted(read(view).items())
+
+
 def _total(name: str, unit: float = 1.0) -> Callable[[View], float]:
     return lambda view: view.ledger.totals[name] * unit
 
@@ -101,13 +106,31 @@ def _side(name: str) -> Callable[[View], float]:
 
 def _cells(view: View) -> Mapping[str, float]:
     stats = view.ledger.stats
-    live = stats.cells_used - stats.cells_cached
-    return {"live": live, "cached": stats.cells_cached, "free": stats.cells_total - stats.cells_used}
+    pinned, cached = stats.cells_pinned, stats.cells_cached
+    live = stats.cells_used - pinned - cached
+    return {"live": live, "pinned": pinned, "cached": cached, "free": stats.cells_total - stats.cells_used}
 
 
 def _restored(view: View) -> Mapping[str, float]:
-    totals = view.ledger.totals
-    return {"ram": totals["restored_tokens"] - totals["disk_tokens"], "disk": totals["disk_tokens"]}
+    return _by_tier(view, "restored_tokens", "disk_tokens")
+
+
+def _by_tier(view: View, all_of_it: str, from_disk: str) -> dict[str, float]:
+    disk = view.ledger.totals[from_disk]
+    return {"ram": view.ledger.totals[all_of_it] - disk, "disk": disk}
+
+
+def _prefix_hits(view: View) -> Mapping[str, float]:
+    cells = view.ledger.totals["resident_hit_tokens"]
+    return {"cells": cells, **_by_tier(view, "stored_hit_tokens", "disk_hit_tokens")}
+
+
+def _spill_bytes(view: View) -> Mapping[tuple[str, str], float]:
+    moved = {
+        "saved": _by_tier(view, "saved_bytes", "saved_disk_bytes"),
+        "restored": _by_tier(view, "restored_bytes", "restored_disk_bytes"),
+    }
+    return {(direction, tier): n for direction, tiers in moved.items() for tier, n in tiers.items()}
 
 
 def _info(view: View) -> Iterable[Sample]:
@@ -124,6 +147,11 @@ REQUESTS = (
         "Accepted outputs that have not ended, by what they do: waiting to begin, running, or parked to go on later.",
         ("state",),
         several(_states),
+    ),
+    gauge(
+        "millpond_queued_prompt_tokens",
+        "Prompt tokens of outputs that wait to begin.",
+        lambda v: v.ledger.queued_prompt_tokens(),
     ),
     counter("millpond_requests_accepted", "Outputs accepted; each one ends exactly once.", lambda v: v.ledger.accepted),
     counters("millpond_requests_finished", "reason", "Outputs ended, by why.", _finished),
@@ -153,7 +181,8 @@ TIMES = (
     histogram("millpond_prefill_seconds", "From the first row to the first token.", lambda led: led.prefill),
     histogram(
         "millpond_inter_token_seconds",
-        "Between two tokens of one output, as they came from the engine; pauses of parked ones included.",
+        "Between two tokens of one output, as they came from the engine (0 within a frame); pauses of parked ones "
+        "included.",
         lambda led: led.gap,
     ),
     histogram(
@@ -173,7 +202,7 @@ TOKENS = (
         "millpond_prefix_hit_tokens",
         "tier",
         "Prompt tokens reused, by where they were: cells of the pool, or saved state in RAM or on disk.",
-        _totals({"cells": "resident_hit_tokens", "saved": "stored_hit_tokens"}),
+        _prefix_hits,
     ),
     counter("millpond_generated_tokens", "Tokens sampled by the engine.", lambda v: v.ledger.generated_tokens),
     counter(
@@ -188,7 +217,8 @@ KV = (
     Metric(
         "millpond_kv_cells",
         Kind.GAUGE,
-        "KV cells of the pool: held by live outputs, by idle prefixes, or free.",
+        "KV cells of the pool: held by running outputs (live), by parked ones alone (pinned), by idle prefixes "
+        "(cached), or free.",
         ("state",),
         several(_cells),
     ),
@@ -196,9 +226,9 @@ KV = (
     counter("millpond_kv_evicted_tokens", "Tokens of idle prefixes that left the cells.", _total("evicted_tokens")),
     counters(
         "millpond_preemptions",
-        "cause",
-        "Outputs parked: a running one needed a cell (grow), a prompt or a restore did (prefill), the runtime found "
-        "none (exhausted), or another one's turn or priority came (turn).",
+        "lane",
+        "Outputs parked, by who made them: a running one needed a cell (grow), a prompt or a restore did (prefill), "
+        "the runtime found none (exhausted), or another one's turn or priority came (turn).",
         _totals(
             {
                 "grow": "parked_to_grow",
@@ -207,6 +237,13 @@ KV = (
                 "turn": "parked_for_turn",
             }
         ),
+    ),
+    counters(
+        "millpond_preemptions_over",
+        "kind",
+        "Parks that are over, resumed or ended, by what became of the state: all of it stayed in cells (kept), what "
+        "left them is in a tier (saved), or some must be computed again (requeued).",
+        _totals({"kept": "parks_kept", "saved": "parks_saved", "requeued": "parks_requeued"}),
     ),
     counter("millpond_resumes", "Parked outputs that went on.", _total("resumes")),
     counter(
@@ -227,11 +264,19 @@ KV = (
         "Tokens whose state was restored, by the tier that held it.",
         _restored,
     ),
-    counters(
+    Metric(
         "millpond_spill_bytes",
-        "direction",
-        "Bytes of state saved to a tier, or restored from one.",
-        _totals({"saved": "saved_bytes", "restored": "restored_bytes"}),
+        Kind.COUNTER,
+        "Bytes of state saved to a tier, or restored from one; moves from RAM to disk are not counted.",
+        ("direction", "tier"),
+        pairs(_spill_bytes),
+    ),
+    Metric(
+        "millpond_spill_held_bytes",
+        Kind.GAUGE,
+        "Bytes of state that a tier holds now; on disk files of other models count, too.",
+        ("tier",),
+        several(lambda v: {"ram": v.ledger.stats.ram_bytes, "disk": v.ledger.stats.disk_bytes}),
     ),
     counters(
         "millpond_spill_seconds",
@@ -243,6 +288,11 @@ KV = (
         "millpond_failed_moves",
         "Copies and restores that failed; their outputs were computed again.",
         _total("failed_moves"),
+    ),
+    counter(
+        "millpond_restore_failures",
+        "Restores among them: the saved state was damaged, gone or refused.",
+        _total("failed_restores"),
     ),
 )
 ENGINE = (
@@ -257,8 +307,9 @@ ENGINE = (
     counters(
         "millpond_engine_step_seconds",
         "part",
-        "Time of steps by part: schedule, move (KV operations), decode, sample.",
-        _totals({"schedule": "schedule_ms", "move": "move_ms", "decode": "decode_ms", "sample": "sample_ms"}, MS),
+        "Time of steps by part: schedule, move (KV operations), decode, sample, emit (settling and sending results, "
+        "hearing commands).",
+        _totals({part: f"{part}_ms" for part in ("schedule", "move", "decode", "sample", "emit")}, MS),
     ),
 )
 SIDE = (

@@ -44,8 +44,8 @@ class Ledger(NullObserver):
 
     def __init__(self) -> None:
         self._alive: dict[SequenceId, TokenLog] = {}
-        self._last_ids: list[SequenceId] = []
-        """Sequences of the last frame that brought tokens, one a token."""
+        self._last: dict[SequenceId, None] = {}
+        """Sequences of the last frame that brought tokens, each once."""
         self._last_at = 0.0
         self._paused_at: dict[SequenceId, float] = {}
         """Last token of each one that has begun and was not in that frame."""
@@ -83,6 +83,10 @@ class Ledger(NullObserver):
         waiting = sum(log.is_waiting for log in self._alive.values())
         return {"waiting": waiting, "running": len(self._alive) - waiting - parked, "parked": parked}
 
+    def queued_prompt_tokens(self) -> int:
+        """Of outputs that wait to begin."""
+        return sum(len(log.request.prompt_ids) for log in self._alive.values() if log.is_waiting)
+
     def parked_seconds(self, now: float) -> float:
         """Of the ended and, up to now, of the living."""
         return self._parked_seconds + sum(log.total_parked(now) for log in self._alive.values())
@@ -96,19 +100,22 @@ class Ledger(NullObserver):
 
     def on_frame(self, frame: StepFrame, now: float) -> None:
         stats = frame.stats
-        if stats:  # not every frame has to bring them
+        if stats is not None:  # not every frame has to bring them
             self.stats = stats
             if stats.totals is not None:
                 self.totals.update(frame.epoch, stats.totals)
-        ids = [token.sequence_id for token in frame.tokens]
-        if not ids:
+        tokens = frame.tokens
+        if not tokens:
             return
-        self.generated_tokens += len(ids)
-        if ids == self._last_ids:
-            self.gap.observe(now - self._last_at, len(ids))
+        self.generated_tokens += len(tokens)
+        those = dict.fromkeys([token.sequence_id for token in tokens])
+        if len(those) < len(tokens):
+            self.gap.observe(0.0, len(tokens) - len(those))
+        if those == self._last:
+            self.gap.observe(now - self._last_at, len(those))
         else:
-            self._note_other_rows(ids, now)
-        self._last_ids, self._last_at = ids, now
+            self._note_other_rows(those, now)
+        self._last, self._last_at = those, now
 
     def on_finished(self, log: TokenLog, now: float) -> None:
         finish = log.finish
@@ -143,23 +150,19 @@ class Ledger(NullObserver):
         self.restarts += 1
         self.stats = StepStats()
 
-    def _note_other_rows(self, ids: list[SequenceId], now: float) -> None:
+    def _note_other_rows(self, those: dict[SequenceId, None], now: float) -> None:
         """Gaps where the frame's sequences are not those of the one before."""
-        before = set(self._last_ids)
-        seen: set[SequenceId] = set()
-        for sequence_id in before.difference(ids):
-            if sequence_id in self._alive:
+        before = self._last
+        for sequence_id in before:
+            if sequence_id not in those and sequence_id in self._alive:
                 self._paused_at[sequence_id] = self._last_at
-        for sequence_id in ids:
-            if sequence_id in seen:
-                self.gap.observe(0.0)
-            elif sequence_id in before:
+        for sequence_id in those:
+            if sequence_id in before:
                 self.gap.observe(now - self._last_at)
             elif (paused := self._paused_at.pop(sequence_id, None)) is not None:
                 self.gap.observe(now - paused)
             elif (log := self._alive.get(sequence_id)) is not None:
                 self._note_first_token(log, now)
-            seen.add(sequence_id)
 
     def _note_first_token(self, log: TokenLog, now: float) -> None:
         arrival = log.request.arrival

@@ -23,10 +23,16 @@ These hold once every output has ended:
   streams had got
 - `millpond_requests_accepted_total` = the sum of `millpond_requests_finished_total` (before: plus `millpond_requests`)
 - `millpond_preemptions_total` = `millpond_resumes_total` + outputs that, parked, ended or lost their engine
+- `millpond_preemptions_total` = the sum of `millpond_preemptions_over_total` + outputs that, parked, lost their engine
+- the sum of `millpond_prefix_hit_tokens_total` = `millpond_prompt_tokens_cached_total` + hits of outputs that ended or
+  lost their engine before their first token
+
+The states of `millpond_kv_cells` always sum up to `millpond_kv_pool_cells`.
 
 `dashboards/millpond.json` is a Grafana dashboard of them.
 
-What is not counted: bytes and entries of each spill tier, and time of the server process that renders and sends text.
+The engine tells its figures when something ends or changes its state, else after 50 ms of work.
+What is not counted: time of the server process that renders and sends text.
 """
 _SECTIONS: tuple[tuple[str, Sequence[Metric]], ...] = (
     ("Requests", catalogue.REQUESTS),

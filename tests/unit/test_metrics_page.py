@@ -31,7 +31,8 @@ def page_of(ledger: Ledger, compat: str = "none", **options) -> MetricsPage:
 def busy_ledger() -> Ledger:
     scene = Scene()
     scene.open(4)
-    totals = StepTotals(steps=7, decode_ms=1500.0, saved_bytes=10, restored_bytes=20, parked_to_grow=2)
+    spilled = {"saved_bytes": 10, "restored_bytes": 20, "restored_disk_bytes": 7}
+    totals = StepTotals(steps=7, decode_ms=1500.0, emit_ms=30.0, parked_to_grow=2, **spilled)
     scene.frame(1, 2, 3, running=(1, 2, 3), cells=1024, totals=totals)
     scene.frame(1, 2, parked=(3,), cells=1024, totals=totals)
     scene.frame(1, ended=(1,), cells=1024, totals=totals)
@@ -113,11 +114,13 @@ def test_values_are_those_of_the_ledger():
         ("millpond_requests_refused_total", "reason=queue_full"): 1.0,
         ("millpond_http_responses_total", "status=200"): 1.0,
         ("millpond_kv_pool_cells", ""): 1024.0,
-        ("millpond_preemptions_total", "cause=grow"): 2.0,
-        ("millpond_preemptions_total", "cause=turn"): 0.0,
-        ("millpond_spill_bytes_total", "direction=restored"): 20.0,
+        ("millpond_preemptions_total", "lane=grow"): 2.0,
+        ("millpond_preemptions_total", "lane=turn"): 0.0,
+        ("millpond_spill_bytes_total", "direction=restored,tier=ram"): 13.0,
+        ("millpond_spill_bytes_total", "direction=restored,tier=disk"): 7.0,
         ("millpond_engine_steps_total", ""): 7.0,
         ("millpond_engine_step_seconds_total", "part=decode"): 1.5,
+        ("millpond_engine_step_seconds_total", "part=emit"): 0.03,
         ("millpond_generated_tokens_total", ""): 6.0,
         ("millpond_delivered_tokens_total", ""): 3.0,
         ("millpond_plugin_calls_total", ""): 3.0,

@@ -79,9 +79,10 @@ async def test_the_books_balance(death: bool):
         assert values["millpond_engine_restarts_total"] == death
         cells = total(values, "millpond_kv_cells")
         assert cells == values["millpond_kv_pool_cells"] > 0
-        assert values["millpond_kv_cells,state=live"] == 0.0
+        assert values["millpond_kv_cells,state=live"] == values["millpond_kv_cells,state=pinned"] == 0.0
         if not death:
-            assert total(values, "millpond_preemptions_total") == values["millpond_resumes_total"] > 0
+            parks = total(values, "millpond_preemptions_total")
+            assert parks == values["millpond_resumes_total"] == total(values, "millpond_preemptions_over_total") > 0
             assert values["millpond_parked_seconds_total"] > 0.0
             hits = total(values, "millpond_prefix_hit_tokens_total")
             assert hits == values["millpond_prompt_tokens_cached_total"]
