@@ -5,10 +5,17 @@ VENV ?= .venv
 MODEL ?= smollm2-135m
 ARGS ?=
 PYTEST_ARGS ?=
+# Of the groups whose tests do not compute with the real model, which takes every core for itself.
+WORKERS ?= --numprocesses=logical --maxprocesses=4 --dist=worksteal
+
+# Here Python keeps its bytecode in any case: the tests start some two hundred processes.
+unexport PYTHONDONTWRITEBYTECODE
 
 BIN := $(VENV)/bin
 RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
+REPORTS := build/tests
+SUMMARY := $(REPORTS)/summary.txt
 CODE := millpond tests benchmarks scripts examples
 
 .DEFAULT_GOAL := help
@@ -24,15 +31,16 @@ serve: $(RUN_STAMP) ## install, pull the model, serve it on 127.0.0.1:8000 (MODE
 	@exec $(BIN)/millpond serve $(MODEL) $(ARGS)
 
 test: $(DEV_STAMP) model ## the whole suite, real model included
-	@$(MAKE) --no-print-directory -k test-fast test-slow test-model test-faults
+	@rm -f $(SUMMARY); code=0; $(MAKE) --no-print-directory -k test-fast test-slow test-model test-faults || code=$$?; \
+	echo; cat $(SUMMARY); exit $$code
 
 check: lint types test-fast ## lint, types and the fast tests
 
 test-fast: $(DEV_STAMP) ## tests without model, faults and slow ones
-	$(call tests,fast,not model and not faults and not slow,60)
+	$(call tests,fast,not model and not faults and not slow,60,$(WORKERS))
 
 test-slow: $(DEV_STAMP) ## long simulations without the real model
-	$(call tests,slow,slow and not model and not faults,120)
+	$(call tests,slow,slow and not model and not faults,120,$(WORKERS))
 
 test-model: $(DEV_STAMP) model ## tests on the real model
 	$(call tests,model,model and not faults,240)
@@ -94,10 +102,13 @@ define install
 	  echo "installed in $$(( $$(date +%s) - started )) s" && touch $@
 endef
 
-# $(call tests,group,marker expression,budget in seconds): pytest's 5 means that the group is empty.
+# $(call tests,group,marker expression,budget in seconds,options): pytest's 5 means that the group is empty.
 define tests
-	@started=$$(date +%s); code=0; \
-	$(BIN)/python -m pytest -q -m "$(2)" $(PYTEST_ARGS) || code=$$?; \
-	echo "$(1) tests: $$(( $$(date +%s) - started )) s (budget on 2 cores: $(3) s)"; \
+	@mkdir -p $(REPORTS); started=$$(date +%s); code=0; report=$(REPORTS)/$(1).xml; rm -f $$report; \
+	$(BIN)/python -m pytest -q -m "$(2)" $(4) --junitxml=$$report $(PYTEST_ARGS) || code=$$?; \
+	took=$$(( $$(date +%s) - started )); said=; test $$code -eq 0 -o $$code -eq 5 || said=', failed'; \
+	count=$$(grep -o ' tests="[0-9]*"' $$report | head -n 1 | tr -dc 0-9); \
+	test $$took -le $(3) || said="$$said, warning: over budget"; \
+	echo "$(1): $${count:-no} tests in $$took s; budget on 2 cores $(3) s$$said" | tee -a $(SUMMARY); \
 	test $$code -eq 0 -o $$code -eq 5
 endef

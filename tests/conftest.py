@@ -1,13 +1,23 @@
-"""Fixtures of every suite: the real model file (pulled once) and where the tests may write."""
+"""What every suite shares: the real model file (pulled once), and runs that repeat.
+
+Examples that hypothesis makes are the same in every run; `--hypothesis-profile=search` looks for new ones.
+"""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
+# No limit of time: how long an example takes depends on what else the machine does.
+settings.register_profile("repeat", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("search", settings.get_profile("repeat"), derandomize=False, max_examples=1000)
+settings.load_profile("repeat")
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 # A runner in the background hands down an ignored SIGINT; tests send it, to themselves and to children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -31,3 +41,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "fault_seed" in metafunc.fixturenames:
         metafunc.parametrize("fault_seed", range(metafunc.config.getoption("--fault-seeds")))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Modules and thousands of tests stay to the end: no collection of garbage looks through them again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
