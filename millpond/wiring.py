@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import logging
 import os
 import resource
@@ -167,11 +168,18 @@ async def _announce(llm: AsyncLLM, asked: EngineConfig, engine: EngineConfig, mo
         info = await llm.client.wait_ready()
     except EngineFailed:
         raise SetupError(llm.client.state[1]) from None
+    _keep_what_is_loaded()
     about = info.model
     head = (
         f"ready in {time.monotonic() - began:.1f} s: {about.name} ({about.description}), max_running {info.max_running}"
     )
     logger.info("\n".join([head, *table(resolutions(asked, engine, info, physical_cores()))]))
+
+
+def _keep_what_is_loaded() -> None:
+    """A full garbage collection no longer looks at modules and routes: it would hold the event loop for 50 ms."""
+    gc.collect()
+    gc.freeze()
 
 
 async def _show_loading(llm: AsyncLLM, model: ResolvedModel, *, lines: bool) -> None:

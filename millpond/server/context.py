@@ -10,6 +10,7 @@ from millpond.async_llm import TextEngine
 from millpond.config import QueueConfig, ServerConfig
 from millpond.outputs import EngineInfo
 from millpond.server.exchanges import Exchanges
+from millpond.server.turnstile import Turnstile
 
 PING_INTERVAL = 10.0
 """Seconds without a byte after which an open stream gets a comment."""
@@ -30,6 +31,8 @@ class ServerContext:
     chat_template: str | None = None
     """Source given by --chat-template; None: the model's own."""
     exchanges: Exchanges = field(default_factory=Exchanges)
+    bodies: Turnstile = field(default_factory=Turnstile)
+    """Bodies are decoded and checked one in each turn of the loop, however many become whole in it."""
 
     @property
     def info(self) -> EngineInfo | None:

@@ -31,6 +31,8 @@ SEND_BUFFER_BYTES = 256 * 1024
 LAST_WORDS = 1.0
 """Seconds that error events get to leave, after the drain timeout."""
 _BACKLOG = 1024
+_ACCEPTS_PER_TURN = 32
+"""uvloop takes one a turn from each listening handle, and in a burst a health check would wait behind them all."""
 _POLL = 0.02
 _KEEP_ALIVE = 75
 """Seconds an idle connection stays open; more than the 60 of usual proxies."""
@@ -119,7 +121,8 @@ class Lifecycle:
     async def run(self) -> bool:
         """Returns when everything is closed; False if connections had to be cut for that."""
         try:
-            await self._server.serve(sockets=[self._socket])
+            more = [self._socket.dup() for _ in range(_ACCEPTS_PER_TURN - 1)]
+            await self._server.serve(sockets=[self._socket, *more])
         finally:
             for timer in self._timers:
                 timer.cancel()

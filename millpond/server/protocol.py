@@ -6,7 +6,7 @@ Knows one connection; no app. Overrides only methods that uvicorn calls on its p
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from uvicorn._types import ASGI3Application
@@ -14,6 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from millpond.server.errors import WireError, error_body
 from millpond.server.limits import MAX_DISCARDED_BYTES, MAX_HEAD_BYTES, MAX_PIPELINED, SPARE_CONNECTIONS
+from millpond.server.turnstile import Turnstile
 
 WRITE_HIGH_WATER = 64 * 1024
 """Bytes kept for a client that does not read, besides the kernel's; then its answer waits."""
@@ -28,6 +29,8 @@ class ProtocolBounds:
     max_connections: int
     crowded: ASGI3Application
     """The app of connections beyond the limit."""
+    starts: Turnstile = field(default_factory=Turnstile)
+    """Requests with work for the engine begin one in each turn of the loop."""
 
 
 DIRECT_BODY = "millpond.direct_body"
@@ -96,7 +99,16 @@ class BoundedProtocol(HttpToolsProtocol):
         """uvicorn tells only the newest request of a pipeline that its client left; the running one needs to know."""
         self._running = cycle
         cast(Any, cycle.scope)["extensions"] = {DIRECT_BODY: DirectBody(cycle)}
-        super()._start_asgi_task(cycle, app)
+        if cycle.scope["method"] != "POST":
+            super()._start_asgi_task(cycle, app)
+            return
+        start = super()._start_asgi_task
+
+        def start_unless_gone() -> None:
+            if not cycle.disconnected:
+                start(cycle, app)
+
+        self.bounds.starts.enter(self.loop, start_unless_gone)
 
     def data_received(self, data: bytes) -> None:
         if self._refused:

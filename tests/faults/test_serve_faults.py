@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import signal
 import socket
 import struct
@@ -244,6 +245,24 @@ async def test_health_and_readiness_answer_beside_300_idle_streams_and_a_long_pr
         for stream in (*hogs, *waiting):
             stream.close()
         await server.recovered()
+
+
+async def test_health_answers_in_the_midst_of_a_burst(shared: FaultServer):
+    """300 requests and then a health check, all there before the server takes the first: it does not wait for them."""
+    os.kill(shared.pid, signal.SIGSTOP)
+    burst = [socket.create_connection(("127.0.0.1", shared.port)) for _ in range(300)]
+    for sock in burst:
+        sock.sendall(raw("/tokenize", {"content": "a word"}))
+    health = asyncio.ensure_future(shared.status("/health"))
+    await asyncio.sleep(0.05)
+    os.kill(shared.pid, signal.SIGCONT)
+    assert (await health)[0] == 200
+    answered = len(select.select(burst, (), (), 0.0)[0])
+    for sock in burst:
+        assert (await asyncio.to_thread(sock.recv, 64)).startswith(b"HTTP/1.1 200 OK")
+        sock.close()
+    assert answered < 150
+    await shared.recovered()
 
 
 async def test_kill_9_of_the_engine_in_mid_stream_is_only_a_pause():

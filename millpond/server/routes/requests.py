@@ -31,6 +31,7 @@ async def parse(request: Request, context: ServerContext, model: type[Model]) ->
     )
     if body is None:
         raise ClientLeft
+    await context.bodies.wait()
     info = context.info
     max_items = None if info is None else info.max_model_len
     return validate(model, decode_object(body, max_items=max_items), max_items=max_items)
