@@ -6,7 +6,7 @@ MODEL ?= smollm2-135m
 ARGS ?=
 PYTEST_ARGS ?=
 # Of the groups whose tests do not compute with the real model, which takes every core for itself.
-WORKERS ?= --numprocesses=logical --maxprocesses=4 --dist=worksteal
+WORKERS ?= --numprocesses=logical --maxprocesses=4 --dist=loadfile
 
 # Here Python keeps its bytecode in any case: the tests start some two hundred processes.
 unexport PYTHONDONTWRITEBYTECODE

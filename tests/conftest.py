@@ -15,7 +15,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # No limit of time: how long an example takes depends on what else the machine does.
-settings.register_profile("repeat", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "repeat", max_examples=50, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.register_profile("search", settings.get_profile("repeat"), derandomize=False, max_examples=1000)
 settings.load_profile("repeat")
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import architecture_rules as rules
 import pytest
 
 ROOT = Path(__file__).parent.parent
-MODULES = rules.read_modules(ROOT / "millpond")
-OTHER_CODE = [
-    module for folder in ("tests", "scripts", "benchmarks", "examples") for module in rules.read_modules(ROOT / folder)
-]
 Rule = Callable[[list[rules.Module]], list[str]]
 
 PACKAGE_RULES: list[Rule] = [
@@ -32,14 +29,19 @@ OTHER_RULES: list[Rule] = [
 ]
 
 
+@cache
+def modules(*folders: str) -> list[rules.Module]:
+    return [module for folder in folders for module in rules.read_modules(ROOT / folder)]
+
+
 @pytest.mark.parametrize("rule", PACKAGE_RULES, ids=lambda rule: rule.__name__)
 def test_the_package_keeps(rule: Rule) -> None:
-    assert rule(MODULES) == []
+    assert rule(modules("millpond")) == []
 
 
 @pytest.mark.parametrize("rule", OTHER_RULES, ids=lambda rule: rule.__name__)
 def test_tests_and_scripts_keep(rule: Rule) -> None:
-    assert rule(OTHER_CODE) == []
+    assert rule(modules("tests", "scripts", "benchmarks", "examples")) == []
 
 
 DOC = '"""A module."""\n'

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import random
+from typing import Any
+
+import pytest
 
 from millpond.bench.simulation import Job, Pool, Simulation
 from millpond.config import EngineConfig
 from millpond.request import Request
 from millpond.sampling_params import SamplingParams
 from millpond.types import MemoryKind, RequestId
+
+
+def seeds(count: int, *, fast: int) -> list[Any]:
+    """For parametrize: `fast` of them in the fast run, the rest in the slow one."""
+    return [*range(fast), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(fast, count))]
 
 
 def random_jobs(rng: random.Random, count: int, *, longest: int, cancels: bool = True) -> list[Job]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import pytest
@@ -33,11 +34,11 @@ def best_end(spans: list[Span], history: TokenHistory, start: int, limit: int, *
         end = span.key.end
         if end <= limit and tokens[:end] == span.tokens:
             ends.append(end)
-        common = start
-        while common < min(end, limit) and span.tokens[common] == tokens[common]:
-            common += 1
-        if can_cut and span.is_known and common - start >= MIN_PARTIAL_TOKENS:
-            ends.append(common)
+        if can_cut and span.is_known:
+            lengths = range(start, min(end, limit))
+            common = start + bisect_left(lengths, True, key=lambda n: tokens[: n + 1] != span.tokens[: n + 1])
+            if common - start >= MIN_PARTIAL_TOKENS:
+                ends.append(common)
     return max(ends, default=None)
 
 
