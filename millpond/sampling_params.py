@@ -157,6 +157,8 @@ class ThinkingBudget:
     hard_limit: int
     starts_open: bool
     """The prompt ends inside a thought."""
+    reopens: bool = True
+    """A thought may open anywhere; False: the reader of the output takes the tag for one at its start only."""
 
     def __post_init__(self) -> None:
         _check_int("thinking_budget", self.budget, 0, 2**31 - 1)

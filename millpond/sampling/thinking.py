@@ -2,7 +2,8 @@
 
     open  ...thought...  [budget: from here on at a sentence's end] [hard limit: anywhere]  close ids, forced
 
-A thought that opens by itself counts against the same budget, and closes at once when nothing is left of it.
+A thought that opens by itself counts against the same budget, and closes at once when nothing is left of it. Where the
+reader of the output would take an opening tag for text, it is text here too.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class ThinkingLimit:
     def _restart(self) -> None:
         self._read: list[TokenId] = []
         self._is_open = self._params.starts_open
+        self._may_open = self._params.reopens or not self._is_open
         self._thought = 0
         self._tail = b""
         self._closing: int | None = None
@@ -68,7 +70,7 @@ class ThinkingLimit:
         self._closing = None
         self._tail = (self._tail + self._text_of(token))[-_TAIL_BYTES:]
         if not self._is_open:
-            if self._open_text and self._tail.endswith(self._open_text):
+            if self._may_open and self._opens():
                 self._switch(is_open=True)
             return
         self._thought += 1
@@ -77,8 +79,17 @@ class ThinkingLimit:
         elif self._is_due(token):
             self._closing = self._close_ids_written()
 
+    def _opens(self) -> bool:
+        tag = self._open_text
+        if not tag or self._params.reopens:
+            return bool(tag) and self._tail.endswith(tag)
+        before = self._tail.lstrip()
+        self._may_open = tag.startswith(before)
+        return before == tag
+
     def _switch(self, *, is_open: bool) -> None:
         self._is_open = is_open
+        self._may_open = self._params.reopens
         self._tail = b""
         self._closing = 0 if is_open and self._thought >= self._params.budget else None
 

@@ -16,7 +16,7 @@ from millpond.text.input_processor import PreparedPrompt
 from millpond.types import TokenId
 
 SENTENCE_TOKENS = 64
-"""How long a thought may go on over its budget, to end with a sentence."""
+"""How long a thought may go on over its budget, to end with a sentence; never more than twice the budget."""
 
 
 class Encode(Protocol):
@@ -42,14 +42,16 @@ def thinking_budget(budget: int, prepared: PreparedPrompt, encode: Encode, max_t
     think = channels.turn.think if channels is not None else None
     if channels is None or think is None:
         return None
-    room = max_tokens - -(-max_tokens // 10)
+    close_ids = tuple(encode(think.close, parse_special=True))
+    room = max(0, max_tokens - -(-max_tokens // 10) - len(close_ids))
     allowed = min(budget, room)
     return ThinkingBudget(
         open_ids=tuple(encode(think.open, parse_special=True)),
-        close_ids=tuple(encode(think.close, parse_special=True)),
+        close_ids=close_ids,
         budget=allowed,
-        hard_limit=max(allowed, min(allowed + SENTENCE_TOKENS, room)),
+        hard_limit=min(allowed + min(SENTENCE_TOKENS, 2 * allowed), room),
         starts_open=channels.turn.thinking,
+        reopens=channels.form.think is not None,
     )
 
 

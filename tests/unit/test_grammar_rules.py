@@ -75,6 +75,17 @@ OBJECT = {
             ["[1]"],
         ),
         ({"type": "integer", "multipleOf": 5, "minimum": 0, "maximum": 100}, ["15"], ["16", "105"]),
+        (
+            {"type": "object", "properties": {"a": {}, "b": {"not": {}}}, "additionalProperties": {"not": {}}},
+            ["{}", '{"a":1}'],
+            ['{"b":1}', '{"a":1,"c":2}'],
+        ),
+        ({"anyOf": [{"not": {}}, {"type": "array", "items": {"not": True}}]}, ["[]"], ["[1]", "1"]),
+        (
+            {"type": "object", "properties": {"a": {}, "b": {}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+            ['{"a":1}', '{"b":[]}', '{"a":1,"b":2}'],
+            ["{}"],
+        ),
     ],
 )
 def test_a_schema_accepts_what_is_valid_and_nothing_else(schema: Any, valid: list[str], invalid: list[str]):
@@ -97,7 +108,7 @@ def nested(depth: int) -> str:
     ("schema", "named"),
     [
         ({"not": {}}, "at $: the keyword 'not'"),
-        ({"properties": {"a": {"items": {"not": {}}}}}, "at $.properties.a.items: the keyword 'not'"),
+        ({"properties": {"a": {"items": {"not": {"type": "null"}}}}}, "at $.properties.a.items: the keyword 'not'"),
         ({"anyOf": [{}, {"if": {}}]}, "at $.anyOf[1]: the keyword 'if'"),
         ({"uniqueItems": True}, "'uniqueItems'"),
         ({"unevaluatedProperties": False}, "'unevaluatedProperties'"),

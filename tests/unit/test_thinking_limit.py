@@ -68,6 +68,24 @@ def test_the_tag_is_forced_at_a_sentence_over_the_budget_or_at_the_hard_limit(
     assert allowed(limit_of(), output_ids) == expected
 
 
+@pytest.mark.parametrize(
+    ("output_ids", "expected"),
+    [
+        ([OPEN], {CLOSE}),
+        ([SPACE, LINE, OPEN], {CLOSE}),
+        ([WORD, OPEN], EVERY),
+        ([WORD, LINE, OPEN, WORD], EVERY),
+        ([SPACE] * 300 + [WORD, OPEN], EVERY),
+        ([OPEN, CLOSE], EVERY),
+        ([OPEN, CLOSE, OPEN], EVERY),
+    ],
+)
+def test_where_a_tag_inside_an_answer_is_text_it_opens_no_thought(output_ids: list[int], expected: set[int]):
+    fields: dict[str, Any] = {"budget": 0, "hard_limit": 0, "reopens": False}
+    assert allowed(limit_of(starts_open=False, **fields), output_ids) == expected
+    assert allowed(limit_of(starts_open=True, **fields), [CLOSE, *output_ids]) == EVERY
+
+
 def test_no_budget_closes_at_once_and_a_closed_start_is_free():
     assert allowed(limit_of(budget=0, hard_limit=0), []) == {CLOSE}
     assert allowed(limit_of(starts_open=False), []) == EVERY
@@ -85,12 +103,13 @@ def test_a_tag_of_several_tokens_is_forced_whole_and_finished_where_it_began_by_
     assert allowed(limit_of(close), [WORD] * 5 + [HALF]) == {THINK}
 
 
-@given(st.lists(st.lists(st.integers(0, 9), max_size=15), max_size=6), st.booleans())
-def test_the_state_is_a_function_of_the_ids(outputs: list[list[int]], several: bool):
+@given(st.lists(st.lists(st.integers(0, 9), max_size=15), max_size=6), st.booleans(), st.booleans(), st.booleans())
+def test_the_state_is_a_function_of_the_ids(outputs: list[list[int]], several: bool, starts: bool, reopens: bool):
     close = (HALF, THINK, BRACKET) if several else (CLOSE,)
-    wandering = limit_of(close)
+    wandering = limit_of(close, starts_open=starts, reopens=reopens)
     for output_ids in outputs:
-        assert allowed(wandering, output_ids) == allowed(limit_of(close), output_ids)
+        fresh = limit_of(close, starts_open=starts, reopens=reopens)
+        assert allowed(wandering, output_ids) == allowed(fresh, output_ids)
 
 
 def test_values_are_checked():
@@ -109,17 +128,25 @@ CHAT = ChatInput([{"role": "user", "content": "why"}])
 
 
 def answer(
-    budget: int, max_tokens: int = 120, grammar: GrammarSpec | None = None
+    budget: int,
+    max_tokens: int = 120,
+    grammar: GrammarSpec | None = None,
+    *,
+    template: str = TEMPLATE,
+    whole: GrammarSpec | None = None,
 ) -> tuple[str, str, int, FinishReason]:
-    """(reasoning, content, reasoning tokens, end) of a fake model that never closes its thoughts by itself."""
+    """(reasoning, content, reasoning tokens, end) of a fake model that never closes its thoughts by itself.
+
+    `grammar` is of the answer, `whole` of all that the model writes.
+    """
     runtime = FakeRuntime(ContextParams(n_cells=600, n_slots=2))
     vocab = runtime.vocab
-    text = InputProcessor(vocab, TEMPLATE, 600, lambda: datetime(2026, 1, 1, tzinfo=UTC))
+    text = InputProcessor(vocab, template, 600, lambda: datetime(2026, 1, 1, tzinfo=UTC))
     prepared = text.prepare_prompt(CHAT)
     thinking = thinking_budget(budget, prepared, text.tokenizer.encode, max_tokens)
-    assert thinking is not None and thinking.starts_open
+    assert thinking is not None and thinking.starts_open == (template == TEMPLATE)
     params = SamplingParams(
-        temperature=0.0, thinking=thinking, grammar=output_grammar(grammar, prepared), ignore_eos=True
+        temperature=0.0, thinking=thinking, grammar=whole or output_grammar(grammar, prepared), ignore_eos=True
     )
     request = Request(RequestId("t"), prepared.token_ids, params, max_tokens, seed=1, arrival=0.0)
     assert prepared.channels is not None
@@ -142,10 +169,19 @@ def test_the_reader_sees_the_tag_and_content_follows(budget: int):
     assert "think>" not in content and "</" not in reasoning
     assert content, "a tenth of the output is left for the answer"
     assert bool(reasoning.strip()) == (budget > 0)
-    assert thought <= min(budget + 64, 108) + 8 + 1, "the budget, a sentence, and the tag"
+    assert thought <= min(budget + min(64, 2 * budget), 100) + 8, "the budget, a sentence, and the tag"
 
 
 def test_a_grammar_constrains_what_follows_the_forced_tag():
     spec = GrammarSpec(GrammarKind.CHOICE, '["yes","no"]')
     _, content, thought, end = answer(20, grammar=spec)
     assert content.strip() in ("yes", "no") and thought >= 20 and end is FinishReason.STOP
+
+
+@pytest.mark.parametrize("budget", [0, 10, 30])
+def test_a_thought_that_opens_by_itself_is_bounded(budget: int):
+    opens_none = TEMPLATE.replace("assistant\n<think>\n", "assistant\n")
+    whole = GrammarSpec(GrammarKind.GRAMMAR, 'root ::= "<think>" [a-z ]{0,80} "</think>" [a-z]{9}')
+    reasoning, content, thought, _ = answer(budget, 200, template=opens_none, whole=whole)
+    assert len(content) == 9 and "think" not in reasoning
+    assert budget <= thought <= 3 * budget + len("></think>")

@@ -49,9 +49,12 @@ async def whole_stack(
     queue: QueueConfig | None = None,
     server: dict[str, Any] | None = None,
     plugins: Sequence[tuple[str, object]] = (),
+    template: str | None = None,
     **engine: Any,
 ) -> AsyncIterator[Stack]:
-    """`engine`, `server`: fields of EngineConfig and ServerConfig. The seeds of requests without one are 1, 2, ..."""
+    """`engine`, `server`: fields of EngineConfig and ServerConfig. `template`: instead of the fake model's own. The
+    seeds of requests without one are 1, 2, ...
+    """
     config = Config("fake", EngineConfig(**engine), queue or QueueConfig(), ServerConfig(**(server or {})))
     command = EngineCommand((sys.executable, str(ENGINE)), {**os.environ, "PYTHONPATH": str(ROOT)})
     with contextlib.closing(Watch(config, "fake", plugins_of(plugins))) as watch:
@@ -67,7 +70,12 @@ async def whole_stack(
         seeds = itertools.count(1)
         llm = AsyncLLM(
             client,
-            TextTools(_input_processor, VOCAB.piece, VOCAB.eog_ids, CompileThread(GrammarCompiler(VOCAB)).submit),
+            TextTools(
+                lambda longest: _input_processor(longest, template or VOCAB.chat_template),
+                VOCAB.piece,
+                VOCAB.eog_ids,
+                CompileThread(GrammarCompiler(VOCAB)).submit,
+            ),
             clock=time.monotonic,
             draw_seed=lambda: next(seeds),
             request_timeout=600.0,
@@ -84,5 +92,5 @@ async def whole_stack(
             await llm.close()
 
 
-def _input_processor(longest: int) -> InputProcessor:
-    return InputProcessor(VOCAB, VOCAB.chat_template, longest, lambda: datetime(2026, 1, 1, tzinfo=UTC))
+def _input_processor(longest: int, template: str | None) -> InputProcessor:
+    return InputProcessor(VOCAB, template, longest, lambda: datetime(2026, 1, 1, tzinfo=UTC))

@@ -110,6 +110,8 @@ class _Walk:
         if not isinstance(node, dict):
             raise SchemaError(path, "a schema is an object or a boolean")
         schema = cast("Schema", node)
+        if depth and _is_true(schema.get("not")):
+            return False  # what generators write for "never": nothing is valid here
         self._check_values(schema, path)
         kept: Schema = {}
         for key, value in schema.items():

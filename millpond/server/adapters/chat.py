@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,9 +37,17 @@ def chat_plan(body: ChatRequest, caller: Caller) -> GenerationPlan:
         chat, tools=tools.offered, forced_tools=tools.forced, parallel_tool_calls=tools.parallel or not tools.offered
     )
     plan = build_plan(body, [chat], params, caller)
-    budget = body.thinking_token_budget if body.thinking_budget is None else body.thinking_budget
-    options = [replace(one, thinking_budget=budget) for one in plan.options]
+    options = [replace(one, thinking_budget=_thinking_budget(body, chat.template_kwargs)) for one in plan.options]
     return replace(plan, options=options, notes=notes)
+
+
+def _thinking_budget(body: ChatRequest, template_kwargs: Mapping[str, Any]) -> int | None:
+    """Of vLLM's and llama-server's names (there -1 is none) the first that is there. No thinking is a budget of 0."""
+    named = (body.thinking_budget, body.thinking_token_budget, body.thinking_budget_tokens)
+    asked = next((budget for budget in named if budget is not None), None)
+    if asked is not None:
+        return None if asked < 0 else asked
+    return 0 if False in (template_kwargs.get("enable_thinking"), template_kwargs.get("thinking")) else None
 
 
 def _template_kwargs(body: ChatRequest) -> dict[str, Any]:

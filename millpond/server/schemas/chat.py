@@ -40,3 +40,4 @@ class ChatRequest(GenerationFields):
     chat_template_kwargs: dict[str, Any] | None = None
     thinking_budget: Annotated[Integer, Field(ge=0, le=INT32_MAX)] | None = None
     thinking_token_budget: Annotated[Integer, Field(ge=0, le=INT32_MAX)] | None = None
+    thinking_budget_tokens: Annotated[Integer, Field(ge=-1, le=INT32_MAX)] | None = None
