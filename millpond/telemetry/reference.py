@@ -29,7 +29,8 @@ These hold once every output has ended:
 
 The states of `millpond_kv_cells` always sum up to `millpond_kv_pool_cells`.
 
-`dashboards/millpond.json` is a Grafana dashboard of them.
+`dashboards/millpond.json` is a Grafana dashboard of them. `promtool check metrics` has nothing to say, but about vLLM's
+names, for their colon; `tests/wire/test_promtool.py` runs it where it is installed (Debian's `prometheus`).
 
 The engine tells its figures when something ends or changes its state, else after 50 ms of work.
 What is not counted: time of the server process that renders and sends text.
