@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -42,6 +43,14 @@ def test_the_package_keeps(rule: Rule) -> None:
 @pytest.mark.parametrize("rule", OTHER_RULES, ids=lambda rule: rule.__name__)
 def test_tests_and_scripts_keep(rule: Rule) -> None:
     assert rule(modules("tests", "scripts", "benchmarks", "examples")) == []
+
+
+def test_every_part_is_in_the_documents_table_of_ranks() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = page.split("| rank | package | may import |")[1].split("\n\n")[0]
+    named = set(re.findall(r"\w+", table))
+    parts = {part for part in rules.MAY_IMPORT if not part.startswith("__")} - rules.NOUNS
+    assert parts - named == set()
 
 
 DOC = '"""A module."""\n'
