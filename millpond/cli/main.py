@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 from typing import Annotated
 
@@ -70,6 +69,8 @@ def main() -> None:
 
 def version() -> None:
     """Print the versions of millpond, its llama.cpp library and Python."""
+    import importlib.metadata
+
     typer.echo(f"millpond {__version__}")
     typer.echo(f"xllamacpp {importlib.metadata.version('xllamacpp')}")
     typer.echo(f"python {platform.python_version()}")

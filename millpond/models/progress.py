@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import NoReturn, Protocol, TextIO
+from typing import TYPE_CHECKING, NoReturn, Protocol, TextIO
 
-from tqdm import tqdm
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 Report = Callable[[int], None]
 """Called with the bytes done so far, counted from the start of the task."""
@@ -47,6 +48,8 @@ class TerminalProgress:
             self.note(f"{label} ...")
             yield _ignore
             return
+        from tqdm import tqdm
+
         with tqdm(desc=label, total=total, unit="B", unit_scale=True, file=self._stream) as bar:
             yield lambda done: _advance(bar, done)
 
