@@ -142,8 +142,18 @@ class HookObserver(NullObserver):
         watching = [runner for runner in self.runners if runner.has("mid_generation")]
         if not watching:
             return
-        recent = tuple(log.ids[-REPETITION_WINDOW:])
-        progress = Progress(log.request.request_id, log.sequence_id, token.output_index + 1, recent, repetition(recent))
+        length = token.output_index + 1  # the frame may have brought more
+        window = slice(max(0, length - REPETITION_WINDOW), length)
+        recent = tuple(log.ids[window])
+        entropies = [_entropy(found) for found in log.logprobs[window] if found.top]
+        progress = Progress(
+            log.request.request_id,
+            log.sequence_id,
+            length,
+            recent,
+            repetition(recent),
+            sum(entropies) / len(entropies) if entropies else None,
+        )
         for runner in watching:
             answer = runner.call("mid_generation", progress)
             if answer is not None:

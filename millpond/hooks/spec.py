@@ -57,9 +57,12 @@ class FirstToken:
     prompt_tokens: int
     token_id: TokenId
     margin: float | None
-    """Log probability of the best token less that of the second; None unless the request asked for two logprobs."""
+    """Log probability of the best token less that of the second; None unless two logprobs were asked for."""
     entropy: float | None
-    """In nats, of the best tokens that were reported, the rest taken as one; None without logprobs."""
+    """In nats, of the best tokens that were reported, the rest taken as one; None without logprobs.
+
+    A plugin asks for them in on_request, with a Change of `params.logprobs`: the client's answer stays as it was.
+    """
 
 
 class SeenToken(NamedTuple):
@@ -79,6 +82,8 @@ class Progress:
     """The last of them, at most REPETITION_WINDOW."""
     repetition: float
     """Share of the recent groups of REPETITION_GRAM tokens that had been there before: 0.0 none, near 1.0 a loop."""
+    entropy: float | None
+    """Mean over the recent tokens, as in FirstToken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +116,7 @@ class Hooks:
 
     @hookspec
     def on_token(self, tokens: Sequence[SeenToken]) -> None:
-        """The tokens of one step of the engine, of all outputs together. Read only."""
+        """The tokens of one step of the engine, or of a few short ones, of all outputs together. Read only."""
 
     @hookspec
     def mid_generation(self, progress: Progress) -> Stop | None:

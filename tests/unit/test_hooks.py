@@ -24,6 +24,7 @@ from millpond.hooks.loading import Plugin, installed_plugins, plugins_of
 from millpond.hooks.observer import HookObserver
 from millpond.hooks.runner import MAX_STRIKES, PluginRunner
 from millpond.hooks.spec import (
+    MID_GENERATION_EVERY,
     Change,
     FirstToken,
     IncomingRequest,
@@ -326,6 +327,26 @@ def test_margin_and_entropy_come_from_the_logprobs_that_were_asked_for():
     assert with_logprobs.margin == pytest.approx(math.log(2.0))
     assert with_logprobs.entropy == pytest.approx(0.5 * math.log(2) + 2 * 0.25 * math.log(4))
     assert without == FirstToken(RequestId("r"), logs[1].sequence_id, 2, 7, None, None)
+
+
+def test_the_rolling_entropy_is_the_mean_of_the_recent_tokens():
+    plugin = Everything()
+    with closing(observer_of(plugin)) as observer:
+        book = LogBook(frozenset({2}), Clock(), observer)
+        book.attach(lambda command: None)
+        logs = [book.open(request(MID_GENERATION_EVERY + 1)) for _ in range(2)]
+        sure = TokenLogprobs(0.0, ((7, 0.0),))
+        coin = TokenLogprobs(math.log(0.5), ((7, math.log(0.5)), (8, math.log(0.5))))
+        for index in range(MID_GENERATION_EVERY + 1):
+            tokens = [
+                TokenEvent(logs[0].sequence_id, index, 7, coin if index else sure),
+                TokenEvent(logs[1].sequence_id, index, 7),
+            ]
+            book.apply(StepFrame(EngineEpoch(1), index + 1, tokens, [], [], None))
+    with_logprobs, without = plugin.of("mid_generation")
+    share = MID_GENERATION_EVERY / (MID_GENERATION_EVERY + 1)
+    assert with_logprobs.entropy == pytest.approx(share * math.log(2.0))
+    assert without.entropy is None and without.repetition > 0.9
 
 
 @pytest.mark.parametrize(

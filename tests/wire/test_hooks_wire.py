@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 from fake_stack import VOCAB, whole_stack
 from prometheus_client.parser import text_string_to_metric_families
-from raw_http import TEXT, exchange, head, post
+from raw_http import TEXT, exchange, head, parse_sse, post
 
-from millpond.hooks.spec import Stop, hookimpl
+from millpond.hooks.spec import Change, FirstToken, Progress, Stop, hookimpl
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -93,6 +94,43 @@ async def test_a_broken_plugin_changes_no_answer_and_is_switched_off():
         counts = plugin_metrics((await exchange(stack.port, head("GET", "/metrics"))).body)
     assert all(answer.json["choices"] == undisturbed for answer in answers)
     assert counts["s_disabled"] == 1.0 and counts["_failures_total"] >= 10.0
+
+
+class Asks:
+    """Asks for log-probabilities itself."""
+
+    def __init__(self) -> None:
+        self.first: list[FirstToken] = []
+        self.progress: list[Progress] = []
+
+    @hookimpl
+    def on_request(self, request):
+        return Change(replace(request.params, logprobs=5))
+
+    @hookimpl
+    def after_prefill(self, first):
+        self.first.append(first)
+
+    @hookimpl
+    def mid_generation(self, progress):
+        self.progress.append(progress)
+
+
+async def test_a_plugin_may_ask_for_entropy_and_the_client_sees_nothing_of_it():
+    body = {"prompt": "tell me", "max_tokens": 40, "ignore_eos": True, "seed": 5, "temperature": 1.0}
+    plugin = Asks()
+    async with whole_stack() as stack:
+        undisturbed = (await exchange(stack.port, post(TEXT, body))).json["choices"]
+    async with whole_stack(plugins=[("asks", plugin)]) as stack:
+        whole = (await exchange(stack.port, post(TEXT, body))).json["choices"]
+        streamed = parse_sse((await exchange(stack.port, post(TEXT, body | {"stream": True}))).body).data
+    assert whole == undisturbed
+    choices = [choice for chunk in streamed if isinstance(chunk, dict) for choice in chunk["choices"]]
+    assert "".join(choice["text"] for choice in choices) == undisturbed[0]["text"]
+    assert {choice["logprobs"] for choice in choices} == {None}
+    assert len(plugin.first) == len(plugin.progress) == 2
+    assert all(first.margin is not None and first.margin >= 0.0 for first in plugin.first)
+    assert all(seen.entropy is not None and seen.entropy > 0.0 for seen in (*plugin.first, *plugin.progress))
 
 
 async def test_a_stop_of_one_output_leaves_the_others_alone():
