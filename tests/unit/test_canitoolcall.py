@@ -53,6 +53,7 @@ def test_recordings_are_read_as_expected(fixture: Fixture) -> None:
     assert verdict.status in GOOD, verdict.details
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fixture", TRUNCATED, ids=lambda fixture: fixture.id)
 def test_of_a_text_that_a_limit_cut_the_client_gets_the_call_or_with_drop_nothing(fixture: Fixture) -> None:
     """The package wants nothing; a server that says `length` hands out what there is."""
@@ -79,6 +80,7 @@ def test_markers_as_control_tokens_read_the_same(fixture: Fixture) -> None:
         assert found.content == as_text.content or "malformed" in fixture.tags
 
 
+@pytest.mark.slow
 def test_the_page_has_the_scores() -> None:
     found = {mode: list(verdicts(mode).values()) for mode in tool_scores.MODES}
     page = (ROOT / "docs" / "tools.md").read_text(encoding="utf-8")
