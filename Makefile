@@ -69,7 +69,7 @@ format: $(DEV_STAMP) ## put every file in the project's format
 	@$(BIN)/ruff format $(wildcard $(CODE))
 
 coverage: $(DEV_STAMP) ## fast and slow tests with a coverage report in htmlcov/
-	@$(BIN)/python -m pytest -q -m "not model and not faults" --cov=millpond --cov-report=term --cov-report=html
+	@$(BIN)/python -m pytest -q -m "not model and not faults" $(WORKERS) --cov=millpond --cov-report=term --cov-report=html $(PYTEST_ARGS)
 
 docs: $(DEV_STAMP) ## write the generated pages
 	@$(BIN)/python scripts/write_docs.py
