@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from test_engine_client_logbook import SimulatedEngine, request
 
 from millpond.engine.messages import StepFrame
@@ -115,3 +116,16 @@ def test_refusals_have_short_names():
     ]
     names = ["queue_full", "not_ready", "engine_failed", "context_length_exceeded", "invalid_value"]
     assert [refusal_kind(error) for error in errors] == names
+
+
+def test_who_wants_no_frames_is_not_called_for_them(monkeypatch: pytest.MonkeyPatch):
+    calls: list[object] = []
+
+    def count(self: NullObserver, frame: StepFrame, now: float) -> None:
+        calls.append(self)
+
+    monkeypatch.setattr(NullObserver, "on_frame", count)
+    recorder = Recorder()
+    both = fan_out([NullObserver(), recorder])
+    both.on_frame(StepFrame(EngineEpoch(1), 1, [], [], [], None), 0.0)
+    assert (calls, recorder.lines) == ([], ["frame 0"])

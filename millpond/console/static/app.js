@@ -139,7 +139,7 @@ function stepTimes(last, totals) {
   if (!totals || !last || totals.steps <= last.steps) return null;
   const steps = totals.steps - last.steps;
   const each = (name) => (totals[name] - last[name]) / steps;
-  return { decode: each("decode_ms"), sample: each("sample_ms"), move: each("move_ms"), schedule: each("schedule_ms") };
+  return { decode: each("decode_ms"), sample: each("sample_ms"), emit: each("emit_ms"), move: each("move_ms"), schedule: each("schedule_ms") };
 }
 
 const rates = new Rates();

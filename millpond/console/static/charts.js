@@ -6,7 +6,7 @@ const HEIGHT = 116;
 const CHARTS = {
   rate: { series: [["tok/s", "--chart-0", true]] },
   gap: { series: [["slowest", "--chart-3", false], ["median", "--chart-0", true]] },
-  step: { series: [["schedule", "--chart-4", true], ["move", "--chart-3", true], ["sample", "--chart-2", true], ["decode", "--chart-0", true]], stacked: true },
+  step: { series: [["schedule", "--chart-4", true], ["move", "--chart-3", true], ["emit", "--chart-1", true], ["sample", "--chart-2", true], ["decode", "--chart-0", true]], stacked: true },
   cells: { series: [["cached", "--chart-4", true], ["in use", "--chart-0", true]], stacked: true },
 };
 
@@ -27,7 +27,7 @@ export class Charts {
     const step = rate?.step;
     this.push("rate", now, [rate ? rate.tokens : null]);
     this.push("gap", now, [rate?.slowest ?? null, rate?.gap ?? null]);
-    this.push("step", now, step ? [step.schedule, step.move, step.sample, step.decode] : [null, null, null, null]);
+    this.push("step", now, step ? [step.schedule, step.move, step.emit, step.sample, step.decode] : Array(5).fill(null));
     this.push("cells", now, cells ? [cells.cached, cells.used - cells.cached] : [null, null]);
   }
 
