@@ -22,8 +22,18 @@ class GrammarMask:
 
     def __init__(self, matcher: GrammarMatcher, eog_ids: frozenset[TokenId], min_tokens: int) -> None:
         self._matcher = matcher
+        self._ends = eog_ids
         self._eog_ids = as_ids(sorted(eog_ids))
         self._min_tokens = min_tokens
+
+    def permits(self, token_id: TokenId, output_ids: Sequence[TokenId]) -> bool:
+        """True where `apply` would leave this token possible; False says nothing. Much cheaper than the mask.
+
+        Raises GrammarFailed as `apply` does.
+        """
+        if token_id in self._ends or self._matcher.forced(output_ids):
+            return False  # where text is forced, the mask leaves one way only to cut it into tokens
+        return self._matcher.count_accepted(output_ids, (token_id,)) == 1
 
     def apply(self, logits: Logits, prompt_ids: IdArray, output_ids: Sequence[TokenId]) -> None:
         """Raises GrammarFailed when the output cannot go on."""

@@ -73,7 +73,10 @@ class Sampler:
         self._n_logprobs = params.logprobs
         self._eog_ids = eog_ids
         self._is_greedy = params.temperature < GREEDY_BELOW
-        self._processors = (*processors, *_last_processors(params, constraint, greedy=self._is_greedy))
+        # A greedy choice asks the grammar about one token first: the whole mask is seldom needed.
+        self._asked_first = constraint if self._is_greedy else None
+        last = () if self._is_greedy else _last_processors(params, constraint)
+        self._processors = (*processors, *last)
         # Forced tokens have no row of logits: nothing could be reported of them, nor any bias or ban heeded.
         has_own_say = params.logit_bias or params.banned_token_ids or params.allowed_token_ids
         self._forcing = None if params.logprobs is not None or has_own_say else constraint
@@ -83,7 +86,8 @@ class Sampler:
         self._xtc, self._dynamic = params.xtc, params.dynamic_temperature
         self._is_shaped = bool(self._dynamic or (self._xtc and self._xtc.probability > 0.0))
         self._is_unfiltered = not (params.top_k or params.top_p < 1.0 or params.min_p or self._is_shaped)
-        self.is_plain_greedy = self._is_greedy and not self._processors and self._n_logprobs is None
+        is_free = not self._processors and constraint is None
+        self.is_plain_greedy = self._is_greedy and is_free and self._n_logprobs is None
         """The argmax of the raw logits is the answer."""
 
     def sample(self, logits: Logits, output_ids: Sequence[TokenId]) -> SampledToken:
@@ -94,6 +98,10 @@ class Sampler:
         """
         row = self._adjusted(logits, output_ids)
         best = int(row.argmax())
+        if self._asked_first is not None and not self._asked_first.permits(best, output_ids):
+            row = logits.copy() if row is logits else row
+            self._asked_first.apply(row, self._prompt_ids, output_ids)
+            best = int(row.argmax())
         if not math.isfinite(row[best]):
             raise _nothing_to_choose(row, best, logits)
         token_id = best if self._is_greedy else self._choose(row, best, len(output_ids))
@@ -142,13 +150,11 @@ class Sampler:
         return int(ids[first + pick(softmax(kept / temperature).astype(np.float32), point)])
 
 
-def _last_processors(
-    params: SamplingParams, constraint: GrammarMask | None, *, greedy: bool
-) -> Iterator[LogitsProcessor]:
-    """What must see the work of all others."""
+def _last_processors(params: SamplingParams, constraint: GrammarMask | None) -> Iterator[LogitsProcessor]:
+    """What must see the work of all others, where a token is drawn."""
     if constraint is not None:
         yield constraint
-    if params.top_n_sigma > 0.0 and not greedy:
+    if params.top_n_sigma > 0.0:
         yield TopNSigma(params.top_n_sigma)
 
 

@@ -31,6 +31,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 SPEC = GrammarSpec(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))
+GBNF = GrammarSpec(GrammarKind.GBNF, 'root ::= ("ab" | [a-z]+ "." | "x" root)')
 FACTORY = SamplerFactory(VOCAB.n_tokens, EOG, SortingCandidates())
 
 
@@ -145,3 +146,45 @@ def test_no_bias_opens_what_the_grammar_forbids():
     z = VOCAB.tokenize("z", parse_special=False)[0]
     ids, _ = sample_all(spec, 2, logit_bias=((z, 100.0),))
     assert set(text_of(ids)) <= set("abcdef")
+
+
+@pytest.mark.parametrize("spec", [SPEC, GrammarSpec(GrammarKind.REGEX, "([a-c]{2,3}é?)+"), GBNF], ids=str)
+def test_where_nothing_is_forced_asking_about_one_token_says_the_same_as_the_mask(spec: GrammarSpec):
+    rng = random.Random(4)
+    matcher = COMPILER.compile(spec).matcher()
+    for _ in range(6):
+        walk = random_walk(spec, rng, 30)
+        for length in range(0, len(walk), 3):
+            if matcher.forced(walk[:length]):
+                continue
+            mask = matcher.allowed(walk[:length]).copy()
+            one_by_one = [matcher.count_accepted(walk[:length], (token,)) == 1 for token in range(VOCAB.n_tokens)]
+            assert [t for t in range(VOCAB.n_tokens) if mask[t] != one_by_one[t] and t not in EOG] == []
+
+
+@pytest.mark.parametrize("fields", [{}, {"min_tokens": 12}, {"presence_penalty": 2.0}, {"logit_bias": ((9, 5.0),)}])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_greedy_choice_is_the_largest_logit_that_the_mask_leaves(seed: int, fields: dict[str, Any]):
+    """The sampler asks for the mask only where the largest of all is not allowed."""
+    rng = np.random.default_rng(seed)
+    sampler = FACTORY.create(request_of(temperature=0.0, **fields), COMPILER.compile(SPEC))
+    plain = FACTORY.create(request_of(temperature=0.0, **fields, logprobs=0))
+    ids: list[int] = []
+    masks = 0
+    for _ in range(60):
+        row = rng.normal(0.0, 3.0, VOCAB.n_tokens).astype(np.float32)
+        liked = COMPILER.compile(SPEC).matcher().forced(ids)[:1] or random_walk(SPEC, random.Random(seed), 1)
+        row[liked] += np.float32(rng.choice([0.0, 30.0]))
+        given = row.copy()
+        chosen = sampler.sample(row, ids).token_id
+        assert (row == given).all(), "the model's logits are read only"
+        mask = COMPILER.compile(SPEC).matcher().allowed(ids).copy()
+        if len(ids) < fields.get("min_tokens", 0) and mask[[t for t in range(VOCAB.n_tokens) if t not in EOG]].any():
+            mask[sorted(EOG)] = False
+        masks += plain.sample(row, ids).token_id != chosen
+        expected = np.where(mask, row, np.float32(-np.inf))
+        assert chosen == plain.sample(expected, ids).token_id
+        if chosen in EOG:
+            break
+        ids.append(chosen)
+    assert masks > 0
