@@ -177,7 +177,7 @@ async def _announce(llm: AsyncLLM, asked: EngineConfig, engine: EngineConfig, mo
 
 
 def _keep_what_is_loaded() -> None:
-    """A full garbage collection no longer looks at modules and routes: it would hold the event loop for 50 ms."""
+    """A full garbage collection no longer looks at modules and routes: that would hold a step or the loop for 50 ms."""
     gc.collect()
     gc.freeze()
 
@@ -372,7 +372,9 @@ def engine_main(
         runtime = loader(load.config, progress)
         if load.config.fault_plan:
             runtime = FaultyRuntime(runtime, FaultPlan.parse(load.config.fault_plan, epoch=load.epoch))
-        return build_core(runtime, load.config, time.monotonic)
+        core = build_core(runtime, load.config, time.monotonic)
+        _keep_what_is_loaded()
+        return core
 
     return Worker(WorkerChannel(socket.socket(fileno=descriptor)), build).run()
 
