@@ -1,15 +1,21 @@
-"""`millpond serve` over FakeRuntime: python fake_serve.py '{"engine": {...}, "queue": {...}, "server": {...}}'."""
+"""`millpond serve` over FakeRuntime: python fake_serve.py '{"engine": {...}, "queue": {}, "server": {}, "fakes": {}}'.
+
+fakes: `model`, a file that must exist whenever an engine loads; `file_limit`, see fake_engine.py. Restarts wait for
+milliseconds, not seconds.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
-from fault_engine import ORACLE, engine_command
+from fault_engine import ORACLE, TIMING, engine_command
 
 from millpond import wiring
 from millpond.config import Config, EngineConfig, QueueConfig, ServerConfig
+from millpond.engine_client.supervisor import SupervisorTiming
 from millpond.models import ResolvedModel
 
 if __name__ == "__main__":
@@ -19,5 +25,12 @@ if __name__ == "__main__":
         queue=QueueConfig(**asked["queue"]),
         server=ServerConfig(**{"port": 0} | asked["server"]),
     )
-    model = ResolvedModel("fake-model", Path(__file__), "0" * 64, "a test")
-    sys.exit(wiring.serve(config, model, command=engine_command(), vocab=ORACLE.vocab))
+    import millpond.engine_client.client as client
+
+    client.SupervisorTiming = partial(  # type: ignore[misc]
+        SupervisorTiming, first_backoff=TIMING.first_backoff, max_backoff=TIMING.max_backoff
+    )
+    fakes = asked["fakes"]
+    model = ResolvedModel("fake-model", Path(fakes.get("model", __file__)), "0" * 64, "a test")
+    command = engine_command(fakes.get("file_limit"))
+    sys.exit(wiring.serve(config, model, command=command, vocab=ORACLE.vocab))

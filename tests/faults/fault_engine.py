@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from millpond.config import EngineConfig, QueueConfig
 from millpond.engine_client.client import EngineClient
 from millpond.engine_client.supervisor import EngineCommand, SupervisorTiming
@@ -28,33 +30,49 @@ ROOT = Path(__file__).parents[2]
 TIMING = SupervisorTiming(stall_timeout=20.0, first_backoff=0.02, max_backoff=0.1, tick=0.05)
 IMPATIENT = replace(TIMING, stall_timeout=1.0)
 """On a busy machine it may kill a sound engine, which must not matter."""
+PATIENCE = 60.0
+AFTERWARDS = (9, 8, 7)
 ORACLE = FakeRuntime(ContextParams(n_cells=256, n_slots=1))
 
 
-def engine_command() -> EngineCommand:
-    return EngineCommand((sys.executable, str(SCRIPT)), {**os.environ, "PYTHONPATH": str(ROOT)})
+def engine_command(file_limit: int | None = None) -> EngineCommand:
+    """`file_limit`: bytes, see fake_engine.py."""
+    limit = {} if file_limit is None else {"FAKE_FILE_LIMIT": str(file_limit)}
+    return EngineCommand((sys.executable, str(SCRIPT)), {**os.environ, "PYTHONPATH": str(ROOT), **limit})
 
 
 @asynccontextmanager
 async def engine(
-    fault_plan: str = "", *, timing: SupervisorTiming = TIMING, flush_seconds: float = 0.0, **settings: Any
+    fault_plan: str = "",
+    *,
+    timing: SupervisorTiming = TIMING,
+    flush_seconds: float = 0.0,
+    file_limit: int | None = None,
+    **settings: Any,
 ) -> AsyncIterator[EngineClient]:
-    """`settings` are fields of EngineConfig."""
+    """`settings` are fields of EngineConfig. After the test a normal request works, and nothing is left open."""
+    before = psutil.Process().num_fds()
     config = EngineConfig(**{"max_running": 4, "fault_plan": fault_plan} | settings)
     client = EngineClient(
         config,
         QueueConfig(),
         eog_ids=ORACLE.vocab.eog_ids,
         clock=time.monotonic,
-        command=engine_command(),
+        command=engine_command(file_limit),
         timing=timing,
     )
     client.start()
     try:
-        async with asyncio.timeout(40.0):
+        async with asyncio.timeout(PATIENCE):
             yield client
+            [log] = client.submit([request(0, 8, prompt=AFTERWARDS)])
+            await all_ended([log])
+        assert_undisturbed(log)
     finally:
         await client.stop(flush_seconds)
+    assert client.live_sequences == 0
+    assert client.engine_pid is None
+    assert psutil.Process().num_fds() == before
 
 
 def request(number: int, n: int = 60, *, prompt: Sequence[int] | None = None, **fields: Any) -> Request:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
+import struct
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -17,15 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from fault_engine import ORACLE, eventually
+from fault_engine import ORACLE, PATIENCE, eventually
 
 from millpond.bench.stream_client import LiveStream, StreamResult, open_stream
 
 TEXT = "/v1/completions"
+CHAT = "/v1/chat/completions"
+SLOTS = {"max_running": 4, "kv_cells": 1024}
 PROGRAM = Path(__file__).with_name("fake_serve.py")
 RSS_SLACK = 24 * 2**20
 """Bytes that a Python process may have grown by without having leaked: arenas, caches of first use."""
-PATIENCE = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +108,32 @@ def prompt_of(number: int, length: int = 30) -> list[int]:
     return [3 + (number * 41 + place * (7 + number % 5)) % 200 for place in range(length)]
 
 
+LONG_PROMPT = prompt_of(7, 700)
+"""Most of a second of prefill."""
+
+
 def completion(prompt: Sequence[int], n: int, **fields: Any) -> dict[str, Any]:
     asked = {"max_tokens": n, "temperature": 0, "ignore_eos": True, "stream": True, "return_token_ids": True}
     return {"prompt": list(prompt), "stream_options": {"include_usage": True}} | asked | fields
+
+
+def raw(path: str, body: Any, *headers: str) -> bytes:
+    """A POST as it goes over the wire. `body`: bytes, or what becomes JSON."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    lines = [f"POST {path} HTTP/1.1", "host: test", "content-type: application/json", *headers]
+    if not any(line.lower().startswith(("content-length", "transfer-encoding")) for line in headers):
+        lines.append(f"content-length: {len(content)}")
+    return ("\r\n".join(lines) + "\r\n\r\n").encode() + content
+
+
+async def connect(server: FaultServer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", server.port)
+
+
+def reset(writer: asyncio.StreamWriter) -> None:
+    """The client is gone, without a goodbye."""
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
 
 
 def undisturbed(result: StreamResult, prompt: Sequence[int], n: int) -> StreamResult:
@@ -120,8 +146,9 @@ def undisturbed(result: StreamResult, prompt: Sequence[int], n: int) -> StreamRe
 
 @asynccontextmanager
 async def served(*, expect_exit: int | None = 0, **groups: dict[str, Any]) -> AsyncIterator[FaultServer]:
-    """`groups`: engine, queue, server. Leaves by SIGTERM; `expect_exit` None: the test ends the process itself."""
-    asked = {"engine": {"max_running": 4}, "queue": {}, "server": {}}
+    """`groups`: engine, queue, server, fakes (see fake_serve.py). Leaves by SIGTERM; `expect_exit` None: the test ends
+    the process itself."""
+    asked: dict[str, dict[str, Any]] = {"engine": SLOTS, "queue": {}, "server": {}, "fakes": {}}
     asked = {name: fields | groups.get(name, {}) for name, fields in asked.items()}
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(PROGRAM), json.dumps(asked), stdout=asyncio.subprocess.PIPE, start_new_session=True

@@ -35,6 +35,7 @@ async def test_kill_9_in_the_middle_of_four_streams_is_only_a_pause():
     "plan",
     [
         "1:decode@1=abort",
+        "1:decode@3=abort; 2:decode@2=exit",
         "1:decode@2=exit",
         "1:decode@30=abort",
         "1:decode@5=abort; 2:decode@5=exit; 3:decode@9=abort",
@@ -50,14 +51,45 @@ async def test_a_death_at_any_decode_changes_nothing(plan: str):
         assert client.losses == 0
 
 
-@pytest.mark.parametrize("fault", ["save@1=abort", "save@2=exit", "restore@1=abort", "restore@1=exit"])
-async def test_a_death_in_a_save_or_a_restore_changes_nothing(fault: str):
+@pytest.mark.parametrize(
+    "fault",
+    ["save@1=abort", "save@2=exit", "restore@1=abort", "trim@1=exit", "copy@1=abort", "merge@1=abort", "drop@1=exit"],
+)
+async def test_a_death_in_any_move_of_state_changes_nothing(fault: str):
+    """Half of them share a prefix, and the pool is too small for all."""
+    prefix = tuple(3 + place * 5 % 60 for place in range(128))
     async with engine(f"1:{fault}", kv_cells=512) as client:
-        logs = client.submit([request(number, 150) for number in range(5)])
+        prompts = [(*prefix, 5 + number) if number % 2 else None for number in range(6)]
+        logs = client.submit([request(number, 80, prompt=prompt) for number, prompt in enumerate(prompts)])
         await all_ended(logs)
         for log in logs:
             assert_undisturbed(log)
         assert (client.restarts, client.losses) == (1, 0)
+
+
+async def test_a_death_in_the_midst_of_a_long_prefill_changes_nothing():
+    async with engine("1:decode@6=abort; 2:decode@9=exit") as client:
+        long = request(1, 20, prompt=tuple(3 + place * 11 % 60 for place in range(900)))
+        logs = client.submit([long, request(2, 20)])
+        await all_ended(logs)
+        for log in logs:
+            assert_undisturbed(log)
+        assert (client.restarts, client.losses) == (2, 0)
+
+
+@pytest.mark.parametrize("wait", [0.0, 0.05])
+async def test_kills_from_outside_one_after_another_convict_nobody(wait: float):
+    """Each strikes before any engine has made a token, or just after."""
+    async with engine() as client:
+        logs = client.submit([request(number, 40) for number in range(3)])
+        for _ in range(6):
+            await eventually(lambda: client.state[0] == "ready")
+            await asyncio.sleep(wait)
+            await kill(client)
+        await all_ended(logs)
+        for log in logs:
+            assert_undisturbed(log)
+        assert (client.restarts, client.losses) == (6, 0)
 
 
 async def test_a_poison_request_fails_alone_beside_three_good_ones():

@@ -1,240 +1,51 @@
-"""Clients that misbehave and engines that die under a whole server: HTTP down to a fake model, every id checked."""
+"""Engines that die and signals that come under a whole server: HTTP down to a fake model, every id checked."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import select
 import signal
-import socket
-import struct
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 import pytest
-import pytest_asyncio
-from fault_engine import eventually
-from fault_server import PATIENCE, RSS_SLACK, TEXT, FaultServer, completion, prompt_of, served, undisturbed
+from fault_engine import ORACLE, eventually
+from fault_server import (
+    LONG_PROMPT,
+    PATIENCE,
+    SLOTS,
+    TEXT,
+    FaultServer,
+    completion,
+    connect,
+    prompt_of,
+    raw,
+    reset,
+    served,
+    undisturbed,
+)
 
-pytestmark = [pytest.mark.faults, pytest.mark.asyncio(loop_scope="module")]
-CHAT = "/v1/chat/completions"
-SLOTS = {"max_running": 4, "kv_cells": 1024}
+from millpond.bench.stream_client import LiveStream
+from millpond.engine_client.logbook import POISON_MESSAGE
 
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def shared() -> AsyncIterator[FaultServer]:
-    """One server for all that only clients do; that it ends well is part of each test before."""
-    async with served(engine=SLOTS, server={"header_timeout": 2.0, "client_timeout": 2.0}) as server:
-        yield server
-
-
-def raw(path: str, body: Any, *headers: str) -> bytes:
-    content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    lines = [f"POST {path} HTTP/1.1", "host: test", "content-type: application/json", *headers]
-    if not any(line.lower().startswith(("content-length", "transfer-encoding")) for line in headers):
-        lines.append(f"content-length: {len(content)}")
-    return ("\r\n".join(lines) + "\r\n\r\n").encode() + content
+pytestmark = pytest.mark.faults
 
 
-async def connect(server: FaultServer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    return await asyncio.open_connection("127.0.0.1", server.port)
-
-
-def reset(writer: asyncio.StreamWriter) -> None:
-    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    writer.transport.abort()
-
-
-LONG_PROMPT = prompt_of(7, 700)
-SENT: dict[str, bytes] = {
-    "connected": b"",
-    "half a head": b"POST /v1/completions HTTP/1.1\r\nhost: te",
-    "half a body": raw(TEXT, completion(prompt_of(1), 900))[:-40],
-    "prefill, streamed": raw(TEXT, completion(LONG_PROMPT, 100)),
-    "prefill, not streamed": raw(TEXT, completion(LONG_PROMPT, 100, stream=False, stream_options=None)),
-    "decode, not streamed": raw(TEXT, completion(prompt_of(2), 900, stream=False, stream_options=None)),
-}
-
-
-@pytest.mark.parametrize("phase", [*SENT, "decode, streamed", "queued", "parked"])
-async def test_clients_that_reset_in_any_phase_leave_nothing_behind(shared: FaultServer, phase: str):
-    """900 tokens each: those that stayed would hold the next requests up far beyond any patience."""
-    for _ in range(4):
-        writers: list[asyncio.StreamWriter] = []
-        if phase in SENT:
-            _, writer = await connect(shared)
-            writer.write(SENT[phase])
-            await writer.drain()
-            await asyncio.sleep(0.03)
-            writers.append(writer)
-        else:
-            count = {"decode, streamed": 1, "queued": 12, "parked": 4}[phase]
-            for number in range(count):
-                reader, writer = await connect(shared)
-                writer.write(raw(TEXT, completion(prompt_of(number, 200 if phase == "parked" else 30), 800)))
-                if phase != "queued":
-                    await reader.readuntil(b"data: ")
-                writers.append(writer)
-            await asyncio.sleep(0.3 if phase == "parked" else 0.02)
-        for writer in writers:
-            reset(writer)
-    await shared.recovered()
-
-
-MALFORMED: dict[str, bytes] = {
-    "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20 + b"\r\n\r\n",
-    "negative length": raw(TEXT, b"{}", "content-length: -1"),
-    "length in words": raw(TEXT, b"{}", "content-length: two"),
-    "two lengths": raw(TEXT, b"{}", "content-length: 2", "content-length: 3"),
-    "length beyond any": raw(TEXT, b"{}", "content-length: 99999999999999999999999"),
-    "length beyond the limit": raw(TEXT, b"{}", "content-length: 9999999999"),
-    "length and chunks": raw(TEXT, b"0\r\n\r\n", "content-length: 5", "transfer-encoding: chunked"),
-    "broken chunk size": raw(TEXT, b"zz\r\n{}\r\n0\r\n\r\n", "transfer-encoding: chunked"),
-    "endless chunk": raw(TEXT, b"fffffff\r\n{", "transfer-encoding: chunked"),
-    "unknown coding": raw(TEXT, b"{}", "transfer-encoding: rot13"),
-    "NUL in a header": b"GET /health HTTP/1.1\r\nhost: te\0st\r\n\r\n",
-    "garbage behind a request": b"GET /health HTTP/1.1\r\nhost: test\r\n\r\n\x00\xff\xfe garbage\r\n\r\n",
-    "100 requests at once": b"GET /health HTTP/1.1\r\nhost: test\r\n\r\n" * 100,
-    "head of a megabyte": b"GET /health HTTP/1.1\r\nhost: test\r\nx: " + b"y" * 2**20 + b"\r\n\r\n",
-    "HTTP/2 preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-}
-
-
-@pytest.mark.parametrize("sent", MALFORMED.values(), ids=MALFORMED.keys())
-async def test_malformed_http_harms_nobody(shared: FaultServer, sent: bytes):
-    async def send() -> None:
-        reader, writer = await connect(shared)
-        try:
-            writer.write(sent)
-            async with asyncio.timeout(PATIENCE):
-                answer = await reader.read(4096)
-            assert b" 500 " not in answer.split(b"\r\n")[0]
-        except ConnectionError:
-            pass
-        finally:
-            writer.close()
-
-    bystander = await shared.open(prompt_of(3), 60)
-    await asyncio.gather(*(send() for _ in range(5)))
-    undisturbed(await bystander.result(PATIENCE), prompt_of(3), 60)
-    await shared.recovered()
-
-
-async def test_expect_100_continue_and_pipelines_are_served(shared: FaultServer):
-    body = completion(prompt_of(4), 5)
-    reader, writer = await connect(shared)
-    request = raw(TEXT, body, "expect: 100-continue")
-    head, _, content = request.partition(b"\r\n\r\n")
-    writer.write(head + b"\r\n\r\n")
-    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
-    writer.write(content + raw(TEXT, body, "connection: close"))
-    async with asyncio.timeout(PATIENCE):
-        answered = await reader.read()
+async def parked(server: FaultServer) -> bool:
+    """Some request is parked now, by the metrics page."""
+    reader, writer = await connect(server)
+    writer.write(b"GET /metrics HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n")
+    page = await reader.read()
     writer.close()
-    assert answered.count(b"HTTP/1.1 200 OK") == 2 and answered.count(b"data: [DONE]") == 2
-    await shared.recovered()
-
-
-NESTED = b"[" * 60_000 + b"]" * 60_000
-HOSTILE: list[bytes] = [
-    NESTED,
-    b'{"prompt": ' + NESTED + b"}",
-    b'{"messages": ' + NESTED + b"}",
-    b'{"messages": [{"role": "user", "content": ' + b'{"a":' * 3000 + b"1" + b"}" * 3000 + b"}]}",
-    b'{"prompt": "x", "response_format": {"type": "json_schema", "json_schema": {"schema": '
-    + b'{"not":' * 3000
-    + b"{}"
-    + b"}" * 3000
-    + b"}}}",
-    b'{"messages": [{"role": "user", "content": "' + b"(" * 60_000 + b'"}], "stop": ["' + b"(" * 3000 + b'"]}',
-    b'{"prompt": "\xff\xfe"}',
-    b'{"prompt": "\\ud83d"}',
-    b"\xef\xbb\xbf{}",
-    b'{"prompt": "a\x00b"}',
-    b'{"prompt": NaN}',
-    b'{"logit_bias": {"1": 1e999}, "prompt": "x"}',
-    b'{"prompt": [1e308]}',
-    b'{"prompt": [99999999999]}',
-    b"",
-    b"null",
-]
-
-
-@pytest.mark.parametrize("path", [TEXT, CHAT, "/tokenize", "/detokenize"])
-async def test_hostile_bodies_are_4xx_and_harm_nobody(shared: FaultServer, path: str):
-    for body in HOSTILE:
-        reader, writer = await connect(shared)
-        writer.write(raw(path, body, "connection: close"))
-        async with asyncio.timeout(PATIENCE):
-            answer = await reader.read()
-        writer.close()
-        status = int(answer.split()[1])
-        assert 400 <= status < 500, (body[:60], answer[:300])
-        assert "error" in json.loads(answer.partition(b"\r\n\r\n")[2])
-    await shared.recovered()
-
-
-async def test_cancelling_and_asking_again_at_once_never_confuses_two_requests(shared: FaultServer):
-    for turn in range(40):
-        first = await shared.open(prompt_of(turn), 800)
-        await first.wait_events(turn % 3)
-        first.close()
-        second = await shared.open(prompt_of(turn), 10)
-        undisturbed(await second.result(PATIENCE), prompt_of(turn), 10)
-    await shared.recovered()
-
-
-@pytest.mark.parametrize("shared_prefix", [0, 150])
-async def test_16_at_once_each_get_their_own_answer(shared: FaultServer, shared_prefix: int):
-    prefix = prompt_of(50, shared_prefix)
-    prompts = [[*prefix, *prompt_of(number, 25)] for number in range(16)]
-    results = await asyncio.gather(*(shared.check(prompt, 40) for prompt in prompts))
-    assert len({result.token_ids for result in results}) == 16
-    await shared.recovered()
-
-
-async def read_to_end(sock: socket.socket) -> bytes:
-    """What still comes before the connection ends, by whatever way."""
-    received = bytearray()
-    try:
-        while data := await asyncio.get_running_loop().sock_recv(sock, 1 << 20):
-            received += data
-    except ConnectionError:
-        pass
-    return bytes(received)
-
-
-async def test_a_reader_that_stops_is_ended_and_one_that_is_slow_gets_everything(shared: FaultServer):
-    def small_socket() -> socket.socket:
-        made = socket.socket()
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-        made.setblocking(False)
-        return made
-
-    loop = asyncio.get_running_loop()
-    slow, dead = small_socket(), small_socket()
-    for sock, n in ((slow, 300), (dead, 900)):
-        await loop.sock_connect(sock, ("127.0.0.1", shared.port))
-        await loop.sock_sendall(sock, raw(TEXT, completion(prompt_of(8), n, logprobs=20), "connection: close"))
-    received = bytearray()
-    others = [asyncio.ensure_future(shared.check(prompt_of(number), 100)) for number in range(3)]
-    while data := await loop.sock_recv(slow, 16384):
-        received += data
-        await asyncio.sleep(0.02)
-    await asyncio.gather(*others)
-    assert received.count(b"data: [DONE]") == 1
-    slow.close()
-    await eventually(lambda: shared.vitals().fds <= shared.baseline.fds)
-    assert b"[DONE]" not in await read_to_end(dead)
-    dead.close()
-    await shared.recovered()
+    [line] = [line for line in page.splitlines() if line.startswith(b'millpond_requests{state="parked"}')]
+    return float(line.split()[-1]) > 0
 
 
 async def test_health_and_readiness_answer_beside_300_idle_streams_and_a_long_prefill():
     queue = {"queue_requests": 400}
-    async with served(engine=SLOTS, queue=queue, expect_exit=None) as server:
+    async with served(queue=queue, expect_exit=None) as server:
         hogs = [await server.open(prompt_of(number), 900) for number in range(4)]
         waiting = [await server.open(prompt_of(number), 900, priority=-1) for number in range(300)]
         long = await server.open(LONG_PROMPT, 5, priority=1)
@@ -247,38 +58,118 @@ async def test_health_and_readiness_answer_beside_300_idle_streams_and_a_long_pr
         await server.recovered()
 
 
-async def test_health_answers_in_the_midst_of_a_burst(shared: FaultServer):
-    """300 requests and then a health check, all there before the server takes the first: it does not wait for them."""
-    os.kill(shared.pid, signal.SIGSTOP)
-    burst = [socket.create_connection(("127.0.0.1", shared.port)) for _ in range(300)]
-    for sock in burst:
-        sock.sendall(raw("/tokenize", {"content": "a word"}))
-    health = asyncio.ensure_future(shared.status("/health"))
-    await asyncio.sleep(0.05)
-    os.kill(shared.pid, signal.SIGCONT)
-    assert (await health)[0] == 200
-    answered = len(select.select(burst, (), (), 0.0)[0])
-    for sock in burst:
-        assert (await asyncio.to_thread(sock.recv, 64)).startswith(b"HTTP/1.1 200 OK")
-        sock.close()
-    assert answered < 150
-    await shared.recovered()
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """When `strikes` returns, the engine is in it."""
+
+    strikes: Callable[[FaultServer, Sequence[LiveStream]], Awaitable[object]]
+    requests: int = 6
+    prompt_tokens: int = 30
+    output_tokens: int = 60
 
 
-async def test_kill_9_of_the_engine_in_mid_stream_is_only_a_pause():
-    async with served(engine=SLOTS) as server:
-        for turn in range(3):
-            streams = [await server.open(prompt_of(number), 60) for number in range(6)]
-            await streams[1].wait_events(5 + 10 * turn)
+async def _loading(server: FaultServer, streams: Sequence[LiveStream]) -> None:
+    await server.signal_engine()
+    await eventually(lambda: server.engine() is not None)
+
+
+async def _some_parked(server: FaultServer, streams: Sequence[LiveStream]) -> None:
+    while not await parked(server):
+        await asyncio.sleep(0.01)
+
+
+PHASES = {
+    "load": Phase(_loading),
+    "prefill": Phase(lambda server, streams: asyncio.sleep(0.2), requests=2, prompt_tokens=700),
+    "first tokens": Phase(lambda server, streams: streams[0].wait_events(1)),
+    "decode": Phase(lambda server, streams: streams[1].wait_events(20)),
+    "parked": Phase(_some_parked, prompt_tokens=200, output_tokens=150),
+}
+
+
+async def test_kill_9_of_the_engine_in_any_phase_is_only_a_pause():
+    async with served() as server:
+        for phase in PHASES.values():
+            prompts = [prompt_of(number, phase.prompt_tokens) for number in range(phase.requests)]
+            streams = [await server.open(prompt, phase.output_tokens) for prompt in prompts]
+            async with asyncio.timeout(PATIENCE):
+                await phase.strikes(server, streams)
             await server.signal_engine()
-            results = await asyncio.gather(*(stream.result(PATIENCE) for stream in streams))
-            for number, result in enumerate(results):
-                undisturbed(result, prompt_of(number), 60)
+            for prompt, stream in zip(prompts, streams, strict=True):
+                undisturbed(await stream.result(PATIENCE), prompt, phase.output_tokens)
         await server.recovered()
 
 
+async def test_clients_that_reset_while_the_engine_is_stopped_or_away_leave_nothing_behind():
+    async with served() as server:
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            writers: list[asyncio.StreamWriter] = []
+            for place in range(8):
+                reader, writer = await connect(server)
+                writer.write(raw(TEXT, completion(prompt_of(place), 800)))
+                if place < 4:
+                    await reader.readuntil(b"data: ")
+                writers.append(writer)
+            await server.signal_engine(number)
+            late = [(await connect(server))[1] for _ in range(4)]
+            for writer in late:
+                writer.write(raw(TEXT, completion(prompt_of(3), 800)))
+                await writer.drain()
+            await asyncio.sleep(0.05)
+            for writer in (*writers, *late):
+                reset(writer)
+            if number is signal.SIGSTOP:
+                await server.signal_engine(signal.SIGCONT)
+            await server.recovered()
+
+
+async def test_a_request_that_kills_the_engine_gets_one_error_and_its_neighbours_do_not_notice():
+    poison = 250
+    prompts = [prompt_of(number) for number in range(9, 12)]
+    for prompt in prompts:
+        assert poison not in (*prompt, *ORACLE.expected_greedy(tuple(prompt), 60, ignore_eos=True))
+    async with served(engine=SLOTS | {"fault_plan": f"poison={poison}=abort"}) as server:
+        good = [await server.open(prompt, 60) for prompt in prompts]
+        await good[0].wait_events(3)
+        bad = await server.open([*prompt_of(1), poison], 20)
+        reader, writer = await connect(server)
+        body = completion([*prompt_of(2), poison], 20, stream=False, stream_options=None)
+        writer.write(raw(TEXT, body, "connection: close"))
+        for prompt, stream in zip(prompts, good, strict=True):
+            undisturbed(await stream.result(PATIENCE), prompt, 60)
+        failed = await bad.result(PATIENCE)
+        assert failed.error is not None and POISON_MESSAGE in failed.error
+        assert (failed.done, failed.finish_reason, list(failed.token_ids)) == (False, None, [])
+        async with asyncio.timeout(PATIENCE):
+            answer = await reader.read()
+        writer.close()
+        assert answer.startswith(b"HTTP/1.1 500 ") and POISON_MESSAGE.encode() in answer
+        server.engine_pid = None
+        await server.recovered()
+
+
+async def test_a_model_that_cannot_be_loaded_again_fails_every_client_and_readiness_says_why(tmp_path: Path):
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"weights")
+    async with served(fakes={"model": str(model)}) as server:
+        streams = [await server.open(prompt_of(number), 400) for number in range(6)]
+        await streams[0].wait_events(3)
+        model.unlink()
+        await server.signal_engine()
+        for stream in streams:
+            result = await stream.result(PATIENCE)
+            assert result.error is not None and str(tmp_path) not in result.error
+            assert not result.done and result.finish_reason is None
+        status, body = await server.status("/ready")
+        assert (status, body["status"]) == (503, "failed")
+        assert str(model) in body["reason"]
+        assert (await server.status("/health"))[0] == 200
+        late = await (await server.open(prompt_of(1), 5)).result(PATIENCE)
+        assert late.status == 500 and late.error is not None and str(tmp_path) not in late.error
+
+
 async def test_a_stopped_engine_is_told_by_readiness_and_replaced():
-    async with served(engine=SLOTS, queue={"stall_timeout": 3.0}) as server:
+    async with served(queue={"stall_timeout": 3.0}) as server:
         stream = await server.open(prompt_of(1), 60)
         await stream.wait_events(5)
         stopped = await server.signal_engine(signal.SIGSTOP)
@@ -294,7 +185,7 @@ async def test_a_stopped_engine_is_told_by_readiness_and_replaced():
 
 
 async def test_a_short_stop_of_the_engine_is_no_death():
-    async with served(engine=SLOTS) as server:
+    async with served() as server:
         stream = await server.open(prompt_of(1), 60)
         await stream.wait_events(5)
         pid = await server.signal_engine(signal.SIGSTOP)
@@ -307,7 +198,7 @@ async def test_a_short_stop_of_the_engine_is_no_death():
 
 
 async def test_ready_says_loading_and_requests_wait_for_the_engine():
-    async with served(engine=SLOTS) as server:
+    async with served() as server:
         await server.signal_engine()
         states = {(await server.status("/ready"))[1]["status"] for _ in range(10)}
         assert states & {"restarting", "loading"}
@@ -316,7 +207,7 @@ async def test_ready_says_loading_and_requests_wait_for_the_engine():
 
 
 async def test_ctrl_c_reaches_both_processes_and_the_stream_still_ends_well():
-    async with served(engine=SLOTS, expect_exit=None) as server:
+    async with served(expect_exit=None) as server:
         stream = await server.open(prompt_of(1), 80)
         await stream.wait_events(5)
         engine = server.engine()
@@ -327,7 +218,7 @@ async def test_ctrl_c_reaches_both_processes_and_the_stream_still_ends_well():
 
 
 async def test_at_the_drain_deadline_a_stream_gets_an_error_and_no_end():
-    async with served(engine=SLOTS, server={"drain_timeout": 0.3}, expect_exit=None) as server:
+    async with served(server={"drain_timeout": 0.3}, expect_exit=None) as server:
         stream = await server.open(prompt_of(1), 900)
         await stream.wait_events(5)
         server.process.terminate()
@@ -337,7 +228,7 @@ async def test_at_the_drain_deadline_a_stream_gets_an_error_and_no_end():
 
 
 async def test_without_its_server_the_engine_ends():
-    async with served(engine=SLOTS, expect_exit=None) as server:
+    async with served(expect_exit=None) as server:
         stream = await server.open(prompt_of(1), 900)
         await stream.wait_events(5)
         engine = server.engine()
@@ -345,18 +236,3 @@ async def test_without_its_server_the_engine_ends():
         server.process.kill()
         await server.process.wait()
         await eventually(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
-
-
-async def test_memory_is_flat_over_many_requests_and_cancels(shared: FaultServer):
-    async def one(number: int) -> None:
-        stream = await shared.open(prompt_of(number % 40), 12)
-        if number % 3 == 0:
-            await stream.wait_events(number % 5)
-            stream.close()
-        else:
-            undisturbed(await stream.result(PATIENCE), prompt_of(number % 40), 12)
-
-    for wave in range(12):
-        await asyncio.gather(*(one(wave * 20 + number) for number in range(20)))
-    assert shared.vitals().rss <= shared.baseline.rss + RSS_SLACK
-    await shared.recovered()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fault_engine import all_ended, assert_undisturbed, engine, kill, request
+from fault_server import PATIENCE, prompt_of, served, undisturbed
 
 pytestmark = pytest.mark.faults
 
@@ -71,6 +74,25 @@ async def test_damaged_files_are_computed_again(tmp_path: Path, damage: Callable
     )
 
 
+async def test_a_server_that_is_up_outlives_what_happens_to_its_files(tmp_path: Path):
+    """Cut, altered, emptied and removed while requests are parked in them, and the engine killed over it all."""
+    engine_settings = SPILL | {"kv_cells": 640, "max_running": 4, "spill_dir": str(tmp_path)}
+    del engine_settings["instance"]
+    async with served(engine=engine_settings) as server:
+        for _ in range(2):
+            prompts = [prompt_of(number, 150) for number in range(6)]
+            streams = [await server.open(prompt, 60) for prompt in prompts]
+            while len(files := list(tmp_path.rglob("*.kv"))) < 4:
+                await asyncio.sleep(0.01)
+            for file, damage in zip(files, itertools.cycle((_cut, _flip, None, lambda data: b""))):
+                with contextlib.suppress(FileNotFoundError):
+                    file.unlink() if damage is None else file.write_bytes(damage(file.read_bytes()))
+            await server.signal_engine()
+            for prompt, stream in zip(prompts, streams, strict=True):
+                undisturbed(await stream.result(PATIENCE), prompt, 60)
+        await server.recovered()
+
+
 @pytest.mark.parametrize(
     "fault", ["save%2=enospc", "save%1=enospc", "restore%2=reject", "save%2=truncate", "restore%2=truncate"]
 )
@@ -81,6 +103,21 @@ async def test_saves_and_restores_that_fail_under_pressure_cost_only_time(tmp_pa
         for log in logs:
             assert_undisturbed(log)
         assert (client.restarts, client.losses) == (0, 0)
+
+
+@pytest.mark.parametrize("file_limit", [0, 900])
+async def test_a_disk_that_is_full_costs_only_time(tmp_path: Path, file_limit: int):
+    """Writes fail at the first byte, or in the midst of a file, as the system lets them."""
+    async with engine(
+        kv_cells=512, file_limit=file_limit, spill_dir=str(tmp_path), flush_seconds=5.0, **SPILL
+    ) as client:
+        logs = client.submit([request(number, 150) for number in range(5)])
+        await all_ended(logs)
+        for log in logs:
+            assert_undisturbed(log)
+        assert (client.restarts, client.losses) == (0, 0)
+    left = [file for file in tmp_path.rglob("*.kv") if file.stat().st_size >= file_limit]
+    assert left == [], "what was cut off in the midst looks whole"
 
 
 async def test_a_killed_engine_finds_parked_state_on_disk(tmp_path: Path):
