@@ -156,19 +156,32 @@ class Load:
         self.tally.counts["ended by design"] += 1
 
     async def _attack(self) -> None:
+        """Kills, sometimes one engine after another before its requests are a token further, and stops."""
         for turn in itertools.count():
             await asyncio.sleep(self._rng.uniform(6.0, 14.0))
             engine = self._server.engine()
             if engine is None:
                 continue
             if turn % 2 == 0:
-                engine.send_signal(signal.SIGKILL)
-                self.tally.counts["kill -9"] += 1
+                for _ in range(self._rng.choice((1, 1, 2, 3))):
+                    await self._kill(engine)
+                    await asyncio.sleep(self._rng.uniform(0.0, 1.0))
+                    engine = self._server.engine() or engine
                 continue
             engine.send_signal(signal.SIGSTOP)
             await asyncio.sleep(self._rng.uniform(0.2, 3.0))
             engine.send_signal(signal.SIGCONT)
             self.tally.counts["stopped"] += 1
+
+    async def _kill(self, engine: psutil.Process) -> None:
+        """Returns when the next engine is ready."""
+        try:
+            engine.send_signal(signal.SIGKILL)
+        except psutil.NoSuchProcess:
+            return
+        self.tally.counts["kill -9"] += 1
+        while not await asyncio.to_thread(self._server.is_ready):
+            await asyncio.sleep(0.05)
 
     async def _watch(self) -> None:
         seen: set[int] = set()

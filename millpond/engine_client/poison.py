@@ -22,7 +22,7 @@ A crash is the engine's own doing, so two of them alone at one token prove enoug
 outside: an operator, the kernel short of memory, a debugger. There the trial has a control: before the next one an
 engine must live without the suspect for a multiple, which doubles, of the time that the suspect was alone with it.
 Whoever kills at random, or at intervals, strikes in the longer times without it, and its record is clean again; the
-worst rate of random kills convicts an innocent about once in two million suspicions (see the tests). A request that
+worst rate of random kills convicts an innocent less than once in a million suspicions (see the tests). A request that
 ends the engine each time is found after 1 + deaths restarts. While it rests the others run.
 
 The death that made it a suspect does not count, even if it ran alone. Every trial passed is at least one token of
