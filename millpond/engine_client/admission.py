@@ -73,9 +73,10 @@ class ServiceRates:
     def record_output_length(self, length: int) -> None:
         self._mean_length = self._mean_length * _LENGTH_DECAY + length * (1.0 - _LENGTH_DECAY)
 
-    def expected_output(self, generated: int, limit: int) -> float:
-        """Output tokens a request will still make: as the recent ones did, at least one, never above its limit."""
-        return max(1.0, min(float(limit), self._mean_length) - generated)
+    @property
+    def mean_length(self) -> float:
+        """Tokens of an output, as the recent ones had them."""
+        return self._mean_length
 
     def costs(self) -> tuple[float, float] | None:
         """Seconds per prompt token and per output token; None before the first step."""
@@ -93,6 +94,12 @@ class ServiceRates:
         if output < 0.0:
             return prompt_alone, 0.0
         return prompt, output
+
+
+def tokens_left(mean_length: float, generated: int, limit: int) -> float:
+    """Output tokens a request will still make: as the recent ones did, at least one, never above its limit."""
+    left = (limit if limit < mean_length else mean_length) - generated
+    return left if left > 1.0 else 1.0
 
 
 def predicted_wait(backlog: Backlog, rates: ServiceRates, max_running: int) -> float | None:

@@ -148,6 +148,8 @@ class EngineClient:
     def check_room(self, requests: int) -> None:
         """Raises what `submit` would for so many requests of unknown length: before their prompts cost anything."""
         self.check_open()
+        if len(self._book.live) + requests <= self._limits.requests:
+            return  # however many of them wait: no look at each
         backlog = self._book.backlog()
         self._limits.check(requests, 0, backlog, self._predicted_wait(backlog), None)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from millpond.engine.messages import AbortSequence, AddRequest, Command, StepFrame
-from millpond.engine_client.admission import Backlog, ServiceRates
+from millpond.engine_client.admission import Backlog, ServiceRates, tokens_left
 from millpond.engine_client.observer import NullObserver, Observer
 from millpond.engine_client.poison import Death, Quarantine
 from millpond.engine_client.token_log import Append, TokenLog
@@ -73,14 +73,16 @@ class LogBook:
 
     def backlog(self) -> Backlog:
         """What is ahead of a new request."""
-        counts = {True: [0, 0, 0.0], False: [0, 0, 0.0]}
+        mean = self.rates.mean_length
+        requests, prompts, outputs = [0, 0], [0, 0], [0.0, 0.0]
         for log in self._live.values():
-            row = counts[log.is_waiting]
-            row[0] += 1
-            row[1] += 0 if log.ids else len(log.request.prompt_ids)
-            row[2] += self.rates.expected_output(len(log.ids), log.request.max_tokens)
-        waiting, running = counts[True], counts[False]
-        return Backlog(int(waiting[0]), int(waiting[1]), waiting[2], int(running[0]), int(running[1]), running[2])
+            row = log.started_at is None  # asked for by every request: each attribute here counts
+            requests[row] += 1
+            length = len(log.ids)
+            if not length:
+                prompts[row] += len(log.request.prompt_ids)
+            outputs[row] += tokens_left(mean, length, log.request.max_tokens)
+        return Backlog(requests[1], prompts[1], outputs[1], requests[0], prompts[0], outputs[0])
 
     def attach(self, send: Callable[[Command], None]) -> None:
         """An engine is ready: it gets what had begun, suspects one at a time and last, then what had not.

@@ -11,6 +11,7 @@ from millpond.engine_client.admission import (
     QueueLimits,
     ServiceRates,
     predicted_wait,
+    tokens_left,
 )
 from millpond.errors import QueueFull
 
@@ -60,9 +61,9 @@ def test_expected_outputs_follow_the_recent_ones_up_to_the_limit():
     rates = ServiceRates()
     for _ in range(100):
         rates.record_output_length(40)
-    assert rates.expected_output(10, 1000) == pytest.approx(30)
-    assert rates.expected_output(10, 20) == 10
-    assert rates.expected_output(500, 1000) == 1.0
+    assert tokens_left(rates.mean_length, 10, 1000) == pytest.approx(30)
+    assert tokens_left(rates.mean_length, 10, 20) == 10
+    assert tokens_left(rates.mean_length, 500, 1000) == 1.0
 
 
 @pytest.mark.parametrize(
