@@ -142,6 +142,9 @@ class ServerConfig:
     log_level: str = setting("info", "log level", choices=("debug", "info", "warning", "error"))
     console: bool = setting(True, "show what happens, live, at GET /console")
     log_format: str = setting("text", "log lines as text, or as JSON objects", choices=("text", "json"))
+    log_prompts: bool = setting(
+        False, "with log_format json, the line of an output that ended has the texts of its prompt and of itself"
+    )
     metrics: bool = setting(True, "count what happens, and answer GET /metrics")
     metrics_compat: str = setting("none", "also export metrics under the names of", choices=("none", "vllm"))
     plugins: bool = setting(True, "load the plugins that are installed (entry point group millpond.plugins)")

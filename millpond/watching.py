@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from millpond import __version__
@@ -19,6 +19,7 @@ from millpond.receipts.recorder import ReceiptRecorder, Retention
 from millpond.telemetry.exposition import MetricsPage
 from millpond.telemetry.ledger import Ledger
 from millpond.telemetry.request_log import RequestLog
+from millpond.types import TokenId
 
 
 class Watch:
@@ -38,12 +39,15 @@ class Watch:
         self._receipts = self._recorder(Path(server.receipts)) if server.receipts else None
         self.hooks = self._hooks(installed_plugins() if plugins is None else plugins) if server.plugins else None
         """The gate of new requests; None where no plugin is."""
-        watching: list[Observer | None] = [self._ledger, self._receipts, RequestLog(), self.hooks]
+        self._request_log = RequestLog()
+        watching: list[Observer | None] = [self._ledger, self._receipts, self._request_log, self.hooks]
         self.observer: Observer = fan_out([observer for observer in watching if observer is not None])
 
-    def attach(self, client: EngineClient) -> None:
-        """The client whose engine is watched; on the loop that it uses."""
+    def attach(self, client: EngineClient, piece: Callable[[TokenId], bytes]) -> None:
+        """The client whose engine is watched, on the loop that it uses. `piece`: a token's bytes, for logs of texts."""
         self._client = client
+        if self._config.server.log_prompts:
+            self._request_log.show_texts(piece)
         if self.hooks is not None:
             self.hooks.attach(client.end)
 

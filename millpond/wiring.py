@@ -65,7 +65,7 @@ def serve(
 
         def build() -> AsyncLLM:
             llm = build_async_llm(config, engine, model, command, vocab, watch.observer, watch.hooks)
-            watch.attach(llm.client)
+            watch.attach(llm.client, llm.piece)
             return llm
 
         return runner.run(_serve(config, engine, model, build, watch))

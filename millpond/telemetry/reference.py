@@ -48,11 +48,21 @@ labels `model_name` and `engine`. Only what means the same is there.
 """
 
 
+_LOG_LINES = """## Log lines
+
+With `--log-format json` every line is an object: `time`, `level`, `logger`, `message`, and `request_id` where it is
+about one. Each output that ends has a line of the logger `millpond.requests`, with its `sequence`, `reason`, token
+counts, `total_ms`, `queue_ms`, `first_token_ms`, `parked_ms` and `preemptions`. No text of a prompt or an output is in
+any line, unless `--log-prompts` adds `prompt` and `output` to those.
+"""
+
+
 def metrics_page() -> str:
     parts = [_INTRO]
     for title, metrics in _SECTIONS:
         parts.append(f"## {title}\n\n{_table(metrics)}")
     parts.append(f"## vLLM's names\n\n{_COMPAT}\n{_table(VLLM_NAMES)}")
+    parts.append(_LOG_LINES)
     return "\n".join(parts)
 
 

@@ -81,7 +81,7 @@ async def whole_stack(
             request_timeout=600.0,
             gate=watch.hooks,
         )
-        watch.attach(client)
+        watch.attach(client, VOCAB.piece)
         llm.start()
         try:
             await client.wait_ready()
