@@ -3,7 +3,8 @@
     python scripted_engine.py PLAN_JSON FD
 
 PLAN: {"faults": {"<epoch>": [[step, kind], ...]}, "load": {"<epoch>": kind}, "poison": [[prompt id, index], ...],
-"step_seconds": s, "max_running": n, "notes": path}. `notes` gets one line per AddRequest (epoch, id, length, alone).
+"poison_signal": n, "step_seconds": s, "max_running": n, "notes": path}. `notes` gets one line per AddRequest (epoch,
+id, length, alone).
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ class ScriptedEngine:
             self.announced = ids
         for row in rows:
             if [row.request.prompt_ids[0], len(row.output)] in self.plan.get("poison", []):
-                os.kill(os.getpid(), signal.SIGABRT)
+                os.kill(os.getpid(), self.plan.get("poison_signal", signal.SIGABRT))
         kind = next((k for step, k in self.plan.get("faults", {}).get(str(self.epoch), []) if step == self.step), "")
         self.before_tokens(kind)
         tokens, finished, statuses, prefilled = self.decode(rows)

@@ -20,6 +20,7 @@ from scripted_engine import EOG, undisturbed
 from millpond.config import EngineConfig, QueueConfig
 from millpond.engine_client.client import EngineClient
 from millpond.engine_client.logbook import POISON_MESSAGE
+from millpond.engine_client.poison import RULES, DeathKind
 from millpond.engine_client.supervisor import EngineCommand, SupervisorTiming
 from millpond.engine_client.token_log import TokenLog
 from millpond.errors import EngineFailed, NeverFits, NotReady, QueueFull
@@ -137,9 +138,13 @@ async def test_a_hanging_step_is_noticed_and_repeated():
         assert client.restarts >= 1
 
 
-async def test_a_poison_request_fails_alone(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("number", "kind"), [(signal.SIGABRT, DeathKind.CRASH), (signal.SIGKILL, DeathKind.KILLED)], ids=lambda it: it.name
+)
+async def test_a_poison_request_fails_alone(tmp_path: Path, number: signal.Signals, kind: DeathKind):
+    """SIGKILL: as the kernel does it to one that needs too much memory."""
     notes = tmp_path / "notes"
-    plan = {"poison": [[666, 4]], "notes": str(notes), "step_seconds": 0.002}
+    plan = {"poison": [[666, 4]], "poison_signal": number, "notes": str(notes), "step_seconds": 0.002}
     async with running(plan) as client:
         logs = client.submit([request(30, prompt=(p, 8)) for p in (11, 666, 12, 13)])
         for log in logs:
@@ -153,7 +158,7 @@ async def test_a_poison_request_fails_alone(tmp_path: Path):
         assert client.losses == 1
         [after] = client.submit([request()])
         assert_right(await ended(after))
-    assert max(int(line.split()[0]) for line in notes.read_text().splitlines()) == 4
+    assert max(int(line.split()[0]) for line in notes.read_text().splitlines()) == 2 + RULES[kind].deaths
 
 
 async def test_three_outside_kills_in_one_output_lose_nothing():
