@@ -92,8 +92,8 @@ ARGUMENTS = (
 
 
 def test_the_command_prints_a_row_a_case() -> None:
-    flags = [*ARGUMENTS, "--watermark", "0", "--watermark", "0.2", "--victim", "newest"]
-    lines = CliRunner().invoke(build_app(), ["bench", "simulate", *flags]).stdout.splitlines()
+    flags = [*ARGUMENTS, "--victim", "newest", "--watermark", "0"]
+    lines = CliRunner().invoke(build_app(), ["bench", "simulate", *flags, "--watermark", "0.2"]).stdout.splitlines()
     assert [line.split()[:4] for line in lines[1:]] == [
         [spill, "newest", mark, "30"] for spill in ("on", "off") for mark in ("0", "0.2")
     ]

@@ -277,7 +277,7 @@ async def test_who_waits_for_an_engine_is_told_of_the_stop():
 
 
 async def test_a_hanging_load_is_replaced():
-    timing = SupervisorTiming(load_timeout=1.0, first_backoff=0.01, stop_grace=0.25, tick=0.02)
+    timing = SupervisorTiming(load_timeout=2.0, first_backoff=0.01, stop_grace=0.25, tick=0.02)
     async with running({"load": {"1": "hang"}}, timing=timing) as client:
         [log] = client.submit([request()])
         assert_right(await ended(log))
