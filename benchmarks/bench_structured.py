@@ -1,8 +1,8 @@
 """What constraints cost: python benchmarks/bench_structured.py [--only objects,...] [--pairs N]
 
-Two Millponds; the requests to one are constrained by a JSON schema, those to the other are free. Sections: objects (keys
-are forced) and strings (nearly every token is the model's own), greedy; drawn (strings at temperature 0.8). Four streams
-of 128 tokens; CPU time of server and engine a token beside the rate.
+Two Millponds; the requests to one are constrained by a JSON schema, those to the other are free. Sections: objects
+(keys are forced) and strings (nearly every token is the model's own), greedy; drawn (strings at temperature 0.8). Four
+streams of 128 tokens; CPU time of server and engine a token beside the rate.
 """
 
 from __future__ import annotations
