@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -17,7 +18,7 @@ from millpond.cli.sampling import params_of
 from millpond.cli.settings import Value, load_config
 from millpond.config import DEFAULT_MODEL, Config
 from millpond.errors import ConfigError
-from millpond.sampling_params import SamplingParams
+from millpond.sampling_params import GrammarKind, GrammarSpec, SamplingParams
 
 if TYPE_CHECKING:
     from millpond.llm import LLM
@@ -32,6 +33,14 @@ MODEL = typer.Option(
 CONFIG = typer.Option("--config", help="TOML file to read.", show_default="./millpond.toml, if there")
 SYSTEM = typer.Option("--system", "-s", help="System message of the conversation.")
 STOP = typer.Option("--stop", help="Text that ends the output; may be given more than once.")
+_CONSTRAINTS = "Constraints"
+JSON_SCHEMA = typer.Option(
+    "--json-schema", help="File with a JSON schema that the output is valid by.", rich_help_panel=_CONSTRAINTS
+)
+GRAMMAR = typer.Option(
+    "--grammar", help="File with a grammar, Lark or GBNF, that the output matches.", rich_help_panel=_CONSTRAINTS
+)
+REGEX = typer.Option("--regex", help="Regular expression that the output matches.", rich_help_panel=_CONSTRAINTS)
 
 
 def generate(
@@ -59,6 +68,9 @@ def generate(
     ] = None,
     system: Annotated[str | None, SYSTEM] = None,
     stop: Annotated[list[str] | None, STOP] = None,
+    json_schema: Annotated[Path | None, JSON_SCHEMA] = None,
+    grammar: Annotated[Path | None, GRAMMAR] = None,
+    regex: Annotated[str | None, REGEX] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON line with usage, as --jsonl does.")] = False,
     config: Annotated[Path | None, CONFIG] = None,
 ) -> None:
@@ -66,7 +78,7 @@ def generate(
 
     The exit code is 1 when a prompt failed. Progress goes to stderr, so stdout is the output alone.
     """
-    params = params_of(sampling)
+    params = replace(params_of(sampling), grammar=_constraint(json_schema, grammar, regex))
     settings = load_config({"model": model, **flags}, os.environ, config_file=config, folder=Path.cwd())
     stops = tuple(stop or ())
     if jsonl is not None:
@@ -89,16 +101,36 @@ def _loaded(settings: Config) -> LLM:
     return LLM(engine=load_engine(settings))
 
 
+def _constraint(schema: Path | None, grammar: Path | None, regex: str | None) -> GrammarSpec | None:
+    """What every output must match. Its sense is checked where it is compiled."""
+    given = [
+        (GrammarKind.JSON_SCHEMA, "json_schema", schema),
+        (GrammarKind.GRAMMAR, "grammar", grammar),
+        (GrammarKind.REGEX, "regex", regex),
+    ]
+    chosen = [(kind, name, value) for kind, name, value in given if value is not None]
+    if len(chosen) > 1:
+        raise ConfigError(chosen[1][1], f"cannot be used with --{chosen[0][1].replace('_', '-')}")
+    for kind, name, value in chosen:
+        text = _read_text(value, name) if isinstance(value, Path) else value
+        return GrammarSpec(kind, text, param=name)
+    return None
+
+
+def _read_text(path: Path, name: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(name, f"cannot read {path}: {error}; it must be a text file in UTF-8") from None
+
+
 def _read_prompt(prompt: str | None, file: Path | None, stdin: TextIO) -> str:
     if prompt is not None and file is not None:
         raise ConfigError("prompt", "give PROMPT or --file, not both")
     if prompt is not None and prompt != "-":
         return prompt
     if file is not None and str(file) != "-":
-        try:
-            return file.read_text(encoding="utf-8")
-        except (OSError, UnicodeError) as error:
-            raise ConfigError("file", f"cannot read {file}: {error}; it must be a text file in UTF-8") from None
+        return _read_text(file, "file")
     if prompt is None and file is None and stdin.isatty():
         raise ConfigError("prompt", "there is none; run: millpond generate 'Name three colours.', or pipe a text in")
     return stdin.read()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,23 @@ def test_output_goes_to_a_file(configs: list[Config], tmp_path: Path) -> None:
     result = run("the duck", "--raw", *FLAGS, "-o", "out.txt")
     assert (result.exit_code, result.stdout) == (0, "")
     assert (tmp_path / "out.txt").read_text() == raw("the duck") + "\n"
+
+
+def test_a_schema_a_grammar_or_a_regex_constrains_the_output(configs: list[Config], tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text('{"enum": [true, null]}', encoding="utf-8")
+    (tmp_path / "gbnf.txt").write_text('root ::= "duck" [0-9]', encoding="utf-8")
+    found = [
+        run("the duck", "--max-tokens", "20", *flags).stdout.strip()
+        for flags in (["--json-schema", "schema.json"], ["--grammar", "gbnf.txt"], ["--regex", "[a-c]{3}"])
+    ]
+    assert found[0] in ("true", "null") and re.fullmatch(r"duck\d", found[1]) and re.fullmatch("[a-c]{3}", found[2])
+    both = run("the duck", "--regex", "a", "--grammar", "gbnf.txt")
+    assert both.exit_code == 1 and "cannot be used with" in both.stderr
+    missing = run("the duck", "--json-schema", "nope.json")
+    assert missing.exit_code == 1 and "nope.json" in missing.stderr
+    (tmp_path / "bad.json").write_text('{"type": "string", "pattern": "(?<=x)a"}', encoding="utf-8")
+    refused = run("the duck", "--json-schema", "bad.json")
+    assert refused.exit_code == 1 and "look-around" in refused.stderr
 
 
 def test_json_has_usage(configs: list[Config]) -> None:
