@@ -12,7 +12,7 @@ from workload import seeds
 from millpond.bench.simulation import Job, Pool, Simulation
 from millpond.config import EngineConfig
 from millpond.engine.build import build_core
-from millpond.outputs import TokenLogprobs
+from millpond.outputs import TokenEvent, TokenLogprobs
 from millpond.request import Request
 from millpond.runtime.base import ContextParams
 from millpond.runtime.fake import FakeRuntime
@@ -52,20 +52,26 @@ def assert_close(found: tuple[TokenLogprobs, ...], wanted: list[TokenLogprobs]) 
         assert [token for token, _ in ours.top] == [token for token, _ in theirs.top]
 
 
-def reported(simulation: Simulation, jobs: list[Job]) -> dict[int, list[tuple[int, tuple[TokenLogprobs, ...]]]]:
-    """By job: output index and prompt logprobs of its token events."""
-    events: dict[int, list[tuple[int, tuple[TokenLogprobs, ...]]]] = {}
+def tokens_of(simulation: Simulation, jobs: list[Job]) -> dict[int, list[TokenEvent]]:
+    """The token events of each job."""
+    events: dict[int, list[TokenEvent]] = {}
     step = simulation.core.step
 
     def watched(*arguments: object) -> object:
         result = step(*arguments)  # pyright: ignore[reportArgumentType]
         for token in result.tokens:
-            events.setdefault(token.sequence_id, []).append((token.output_index, token.prompt_logprobs))
+            events.setdefault(token.sequence_id, []).append(token)
         return result
 
     simulation.core.step = watched  # type: ignore[method-assign]
     simulation.run(jobs, max_steps=20_000)
     return events
+
+
+def reported(simulation: Simulation, jobs: list[Job]) -> dict[int, list[tuple[int, tuple[TokenLogprobs, ...]]]]:
+    """By job: output index and prompt logprobs of its token events."""
+    events = tokens_of(simulation, jobs)
+    return {job: [(token.output_index, token.prompt_logprobs) for token in tokens] for job, tokens in events.items()}
 
 
 def test_they_come_with_the_first_token_and_only_there():
@@ -125,3 +131,19 @@ def test_after_the_first_token_a_new_engine_does_not_compute_them_again():
         finished += result.finished
     assert [token.output_index for token in tokens] == [2, 3, 4] and not any(t.prompt_logprobs for t in tokens)
     assert finished[0].reason is FinishReason.LENGTH
+
+
+def test_under_pressure_every_output_token_has_the_log_probabilities_of_its_solo_run():
+    rng = random.Random(7)
+    jobs = [
+        Job(rng.random() * 0.2, request(PROMPT[: rng.randint(20, 90)], None, max_tokens=rng.randint(20, 80)))
+        for _ in range(12)
+    ]
+    crowded = Simulation(Pool(300, n_slots=16), EngineConfig(max_running=8, max_model_len=300))
+    found = tokens_of(crowded, jobs)
+    assert crowded.core.scheduler.preemptions > 0
+    for number, job in enumerate(jobs):
+        alone = tokens_of(Simulation(Pool(400), EngineConfig()), [replace(job, at=0.0)])[0]
+        assert [token.logprobs for token in found[number]] == [token.logprobs for token in alone]
+        assert [token.output_index for token in found[number]] == list(range(job.request.max_tokens))
+        assert all(token.logprobs is not None for token in alone)

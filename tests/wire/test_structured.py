@@ -14,6 +14,7 @@ import openai
 import pydantic
 import pytest
 import pytest_asyncio
+from canitoolcall.probe import BUILTIN_SCENARIOS, probe
 from fake_stack import Stack, whole_stack
 from raw_http import CHAT, TEXT, exchange, head, parse_sse, post
 
@@ -236,3 +237,12 @@ async def test_a_budget_without_reasoning_tags_changes_nothing(stack: Stack):
     body = {"messages": MESSAGES, "max_tokens": 20, "seed": 1}
     plain = (await exchange(stack.port, post(CHAT, body))).json["choices"]
     assert (await exchange(stack.port, post(CHAT, body | {"thinking_budget": 5}))).json["choices"] == plain
+
+
+async def test_the_live_probe_s_forced_call_is_made():
+    """A model that says nothing sensible makes it all the same. The other scenarios: test_tool_probe.py."""
+    scenarios = [scenario for scenario in BUILTIN_SCENARIOS if scenario.tool_choice != "auto"]
+    async with whole_stack(kv_cells=4096, max_running=4) as stack:
+        url = f"http://127.0.0.1:{stack.port}/v1"
+        report = await asyncio.to_thread(probe, url, "fake-model", scenarios=scenarios, concurrency=1)
+    assert [(o.status, o.warnings) for o in report.outcomes] == [("pass", ())] * 3, report.outcomes

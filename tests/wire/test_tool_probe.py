@@ -93,7 +93,7 @@ def model(write: Callable[[Sequence[Call]], str], think: str) -> Callable[[Promp
 @pytest.mark.parametrize("write", [hermes, llama3, mistral, qwen3_coder, glm], ids=lambda write: write.__name__)
 @pytest.mark.parametrize("thinks", [False, True])
 async def test_the_probe_passes(write: Callable[[Sequence[Call]], str], thinks: bool):
-    """Without the forced call, which needs a grammar and so an engine."""
+    """Without the forced call, which needs a grammar and so an engine: see test_structured.py."""
     engine = FakeChannelEngine(
         choose=model(write, "<think>\nLet me see.\n</think>\n\n" if thinks else ""),
         form=write.__name__,
