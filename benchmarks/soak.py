@@ -37,6 +37,7 @@ CELLS = 1024
 CLIENTS = 8
 KEPT_OUTPUTS = 48
 """Outputs that are checked token by token when the load is over."""
+PLANTED_OUTPUTS = 2
 PATH = "/v1/completions"
 REFUSED = (429, 503)
 SAMPLE_SECONDS = 2.0
@@ -224,9 +225,11 @@ async def solo_differences(server: RunningServer, kept: Sequence[tuple[Job, tupl
 def inconsistent(settings: Settings, kept: Sequence[tuple[Job, tuple[int, ...]]]) -> tuple[int, float]:
     """Outputs in which the model would not have chosen some token, and the largest gap in logits."""
     book = OutputBook()
-    results = [StreamResult(200, 0.0, 0.0, token_ids=ids) for _, ids in kept]
-    book.keep("soak", Outcome(tuple(job for job, _ in kept), tuple(results)))
-    found, _ = book.worst(settings.model, settings.threads)
+    for part in (kept[:PLANTED_OUTPUTS], kept[PLANTED_OUTPUTS:]):  # defects are planted in the first alone
+        results = [StreamResult(200, 0.0, 0.0, token_ids=ids) for _, ids in part]
+        book.keep("soak", Outcome(tuple(job for job, _ in part), tuple(results)))
+    found, planted = book.worst(settings.model, settings.threads)
+    print(f"of {planted.each} planted defects each: {planted.wrong_seen} wrong, {planted.lost_seen} lost tokens found")
     sizes = [gap.size for gap in found["soak"]]
     return sum(size > LARGEST_CONSISTENT_GAP for size in sizes), max(sizes)
 
@@ -276,6 +279,7 @@ def main() -> int:
                 time.perf_counter() + 60.0 * given.minutes,
             )
             asyncio.run(load.run())
+            print(f"load over: {dict(load.tally.counts)}", flush=True)
             outputs = load.tally.outputs
             kept = rng.sample(outputs, min(KEPT_OUTPUTS, len(outputs)))
             changed = asyncio.run(solo_differences(server, kept)) if given.exact else 0

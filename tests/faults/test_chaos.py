@@ -14,7 +14,7 @@ from fault_server import PATIENCE, FaultServer, prompt_of, served, undisturbed
 pytestmark = pytest.mark.faults
 
 CLIENTS = 8
-REQUESTS_EACH = 4
+REQUESTS_EACH = 3
 SHARED = prompt_of(77, 140)
 
 

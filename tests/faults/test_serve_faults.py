@@ -81,7 +81,6 @@ async def _some_parked(server: FaultServer, streams: Sequence[LiveStream]) -> No
 PHASES = {
     "load": Phase(_loading),
     "prefill": Phase(lambda server, streams: asyncio.sleep(0.2), requests=2, prompt_tokens=700),
-    "first tokens": Phase(lambda server, streams: streams[0].wait_events(1)),
     "decode": Phase(lambda server, streams: streams[1].wait_events(20)),
     "parked": Phase(_some_parked, prompt_tokens=200, output_tokens=150),
 }
@@ -132,18 +131,11 @@ async def test_a_request_that_kills_the_engine_gets_one_error_and_its_neighbours
         good = [await server.open(prompt, 60) for prompt in prompts]
         await good[0].wait_events(3)
         bad = await server.open([*prompt_of(1), poison], 20)
-        reader, writer = await connect(server)
-        body = completion([*prompt_of(2), poison], 20, stream=False, stream_options=None)
-        writer.write(raw(TEXT, body, "connection: close"))
         for prompt, stream in zip(prompts, good, strict=True):
             undisturbed(await stream.result(PATIENCE), prompt, 60)
         failed = await bad.result(PATIENCE)
         assert failed.error is not None and POISON_MESSAGE in failed.error
         assert (failed.done, failed.finish_reason, list(failed.token_ids)) == (False, None, [])
-        async with asyncio.timeout(PATIENCE):
-            answer = await reader.read()
-        writer.close()
-        assert answer.startswith(b"HTTP/1.1 500 ") and POISON_MESSAGE.encode() in answer
         server.engine_pid = None
         await server.recovered()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,26 @@ LONG = tuple(3 + place * 7 % 60 for place in range(400))
 SPILL: dict[str, Any] = {"spill_ram": 0, "spill_disk": 64, "instance": "server-1"}
 
 
-async def run_once(folder: Path, *, flush_seconds: float = 5.0, fault_plan: str = "", **settings: Any) -> int:
+async def run_once(folder: Path, *, flush_seconds: float = 5.0, **settings: Any) -> int:
     """Cached tokens of one request over LONG, on a fresh engine that is then stopped in order."""
-    async with engine(fault_plan, flush_seconds=flush_seconds, spill_dir=str(folder), **SPILL | settings) as client:
-        logs = client.submit([request(1, 20, prompt=LONG)])
-        await all_ended(logs)
-        assert_undisturbed(logs[0])
+    [cached] = await run_all(folder, [LONG], flush_seconds=flush_seconds, **settings)
+    return cached
+
+
+async def run_all(
+    folder: Path, prompts: Sequence[tuple[int, ...]], *, flush_seconds: float = 5.0, **settings: Any
+) -> list[int]:
+    """Cached tokens of a request over each prompt, one after the other."""
+    cached: list[int] = []
+    async with engine(flush_seconds=flush_seconds, spill_dir=str(folder), **SPILL | settings) as client:
+        for prompt in prompts:
+            [log] = client.submit([request(1, 20, prompt=prompt)])
+            await all_ended([log])
+            assert_undisturbed(log)
+            assert log.finish is not None
+            cached.append(log.finish.usage.cached_tokens)
         assert (client.restarts, client.losses) == (0, 0)
-        assert logs[0].finish is not None
-        return logs[0].finish.usage.cached_tokens
+    return cached
 
 
 @pytest.mark.parametrize("ram", [0, 16])
@@ -59,19 +70,23 @@ def _flip(data: bytes) -> bytes:
     return data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]
 
 
-@pytest.mark.parametrize(
-    "damage", [_cut, _flip, lambda data: b"", lambda data: b"\0" * len(data)], ids=["cut", "flip", "empty", "zeros"]
-)
-async def test_damaged_files_are_computed_again(tmp_path: Path, damage: Callable[[bytes], bytes]):
-    await run_once(tmp_path)
-    files = sorted((tmp_path / "prefix").glob("*.kv"))
-    assert len(files) >= 3
-    for file in files:
-        file.write_bytes(damage(file.read_bytes()))
-    assert await run_once(tmp_path, instance="server-2") == 0
-    assert await run_once(tmp_path, instance="server-3") >= 128, (
-        "the first page at least was found out and written again"
-    )
+DAMAGES: list[Callable[[bytes], bytes]] = [_cut, _flip, lambda data: b"", lambda data: b"\0" * len(data)]
+
+
+async def test_damaged_files_are_computed_again(tmp_path: Path):
+    """Each kind of damage in all files of a prompt of its own."""
+    prompts = [tuple(3 + (place * 7 + kind) % 60 for place in range(400)) for kind in range(len(DAMAGES))]
+    seen: set[Path] = set()
+    for prompt, damage in zip(prompts, DAMAGES, strict=True):
+        assert await run_all(tmp_path, [prompt]) == [0]
+        files = set((tmp_path / "prefix").glob("*.kv")) - seen
+        assert len(files) >= 3
+        for file in files:
+            file.write_bytes(damage(file.read_bytes()))
+        seen |= files
+    assert await run_all(tmp_path, prompts, instance="server-2") == [0] * len(DAMAGES)
+    again = await run_all(tmp_path, prompts, instance="server-3")
+    assert min(again) >= 128, "the first page at least was found out and written again"
 
 
 async def test_a_server_that_is_up_outlives_what_happens_to_its_files(tmp_path: Path):
@@ -84,9 +99,10 @@ async def test_a_server_that_is_up_outlives_what_happens_to_its_files(tmp_path: 
             streams = [await server.open(prompt, 60) for prompt in prompts]
             while len(files := list(tmp_path.rglob("*.kv"))) < 4:
                 await asyncio.sleep(0.01)
-            for file, damage in zip(files, itertools.cycle((_cut, _flip, None, lambda data: b""))):
+            for file, damage in zip(files, itertools.cycle((None, *DAMAGES))):
                 with contextlib.suppress(FileNotFoundError):
-                    file.unlink() if damage is None else file.write_bytes(damage(file.read_bytes()))
+                    whole = file.read_bytes()
+                    file.unlink() if damage is None else file.write_bytes(damage(whole) if whole else b"short")
             await server.signal_engine()
             for prompt, stream in zip(prompts, streams, strict=True):
                 undisturbed(await stream.result(PATIENCE), prompt, 60)
