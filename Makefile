@@ -5,7 +5,7 @@ VENV ?= .venv
 MODEL ?= smollm2-135m
 ARGS ?=
 PYTEST_ARGS ?=
-# Of the groups whose tests do not compute with the real model, which takes every core for itself.
+# Of the groups whose tests do not compute with the real model, which takes every core for itself (in faults two do).
 WORKERS ?= --numprocesses=logical --maxprocesses=4 --dist=loadfile
 
 # Here Python keeps its bytecode in any case: the tests start some two hundred processes.
@@ -46,7 +46,7 @@ test-model: $(DEV_STAMP) model ## tests on the real model
 	$(call tests,model,model and not faults,240)
 
 test-faults: $(DEV_STAMP) model ## tests that kill, stop and starve processes
-	$(call tests,faults,faults,120)
+	$(call tests,faults,faults,120,$(WORKERS))
 
 test-browser: $(DEV_STAMP) model ## the console in headless Chromium; skips where chromium or npm is missing
 	@$(BIN)/python tests/browser/run_browser.py $(ARGS)
