@@ -52,8 +52,11 @@ class EngineConfig:
     )
     threads: int | None = setting(None, "compute threads; auto: physical cores", minimum=1)
     gpu_layers: int = setting(0, "layers to offload to the GPU; -1: all", minimum=-1)
-    max_step_ms: float = setting(
-        130.0, "a step beside running streams stays under this: it bounds the gap between tokens", minimum=1
+    max_step_ms: float | None = setting(
+        None,
+        "a step beside running streams stays under this: it bounds the gap between tokens; "
+        "auto: what 48 prompt rows take here, between 100 and 200",
+        minimum=1,
     )
     stream_interval_ms: float = setting(
         20.0,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from millpond.config import EngineConfig
 from millpond.engine.build import DEFAULT_CELLS, DEFAULT_KV_TYPE, growth_watermark
 from millpond.outputs import EngineInfo
+from millpond.scheduler.budget import AUTO_STEP_MS, AUTO_STEP_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,10 @@ def resolutions(asked: EngineConfig, used: EngineConfig, info: EngineInfo, threa
     found = [_kv_cells(asked, info), _max_model_len(asked, info)]
     if asked.threads is None:
         found.append(Resolution("threads", str(threads), "auto: the physical cores this process may use"))
+    if asked.max_step_ms is None:
+        low, high = AUTO_STEP_MS
+        why = f"auto: what {AUTO_STEP_ROWS} prompt rows take, as measured while it runs"
+        found.append(Resolution("max_step_ms", f"{low:.0f} to {high:.0f}", why))
     for name, before, now in (
         ("kv_type_k", asked.kv_type_k, used.kv_type_k),
         ("kv_type_v", asked.kv_type_v, used.kv_type_v),

@@ -96,6 +96,17 @@ def _terms(work: StepWork) -> _Triple:
     return (_SCALE[0], work.rows * _SCALE[1], work.row_cells * _SCALE[2])
 
 
+AUTO_STEP_ROWS = 48
+AUTO_STEP_MS = (100.0, 200.0)
+"""Both measured: on a slower machine as many rows a step keep a prompt's own wait in proportion to its length."""
+
+
+def step_limit(asked: float | None, cost: StepCost) -> float:
+    """Milliseconds that a step beside running streams may take; None: a fixed number of prompt rows, within bounds."""
+    low, high = AUTO_STEP_MS
+    return min(max(low, AUTO_STEP_ROWS * cost.ms_per_row), high) if asked is None else asked
+
+
 FIRST_CHUNK_ROWS = 16
 """Prefill rows of a step while its cost is unknown, and the least that one prompt gets beside running streams."""
 LEARNING_STEPS = 4

@@ -21,7 +21,7 @@ from millpond.kvcache.payload import StateIdentity
 from millpond.outputs import FinishEvent, PoolRun, SequenceProgress, StatusEvent, StepStats, TokenEvent
 from millpond.request import Request, finish_reason_of
 from millpond.scheduler import policy
-from millpond.scheduler.budget import MoveCost, StepBudget, StepCost, StepWork
+from millpond.scheduler.budget import MoveCost, StepBudget, StepCost, StepWork, step_limit
 from millpond.scheduler.meter import StepMeter
 from millpond.scheduler.output import (
     OpResults,
@@ -55,7 +55,8 @@ IDLE_PIECES_PER_STEP = 2
 class SchedulerConfig:
     max_running: int
     max_rows: int
-    max_step_ms: float
+    max_step_ms: float | None
+    """None: see step_limit."""
     growth_cells: int
     """Cells that stay free when something starts beside others."""
     cache_cells: int | None
@@ -161,7 +162,8 @@ class Scheduler:
         finished = self._apply_endings(now)
         growing = self._growing()
         alone = 1.0 if growing else ALONE_FACTOR
-        budget = StepBudget(self.cost, self._config.max_rows, self._config.max_step_ms * alone)
+        limit = step_limit(self._config.max_step_ms, self.cost)
+        budget = StepBudget(self.cost, self._config.max_rows, limit * alone)
         self._grow(growing, budget, now)
         self._start(now)
         self._catch_up(budget, now)

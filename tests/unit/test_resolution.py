@@ -48,6 +48,7 @@ def test_every_auto_of_the_defaults_is_told() -> None:
         (info(), {}, "growth_watermark", "0.1", "a tier takes"),
         (info(), {"spill_ram": 0}, "growth_watermark", "0.25", "no tier takes"),
         (info(), {"spill_ram": 0, "spill_dir": "/x"}, "growth_watermark", "0.1", "a tier takes"),
+        (info(), {}, "max_step_ms", "100 to 200", "48 prompt rows"),
         (info(n_cells=4096), {}, "cache_cells", "at most 1024", "a quarter of the pool"),
     ],
 )
@@ -73,6 +74,7 @@ def test_what_was_set_is_not_told() -> None:
         kv_type_v="q8_0",
         cache_cells=0,
         growth_watermark=0.05,
+        max_step_ms=150.0,
     )
     assert found == {}
     assert "cache_cells" not in said(info(), prefix_cache=False)

@@ -12,7 +12,16 @@ from millpond.kvcache.payload import StateIdentity
 from millpond.request import Request
 from millpond.sampling_params import SamplingParams
 from millpond.scheduler import policy
-from millpond.scheduler.budget import FIRST_CHUNK_ROWS, LEARNING_STEPS, MoveCost, StepBudget, StepCost, StepWork
+from millpond.scheduler.budget import (
+    AUTO_STEP_ROWS,
+    FIRST_CHUNK_ROWS,
+    LEARNING_STEPS,
+    MoveCost,
+    StepBudget,
+    StepCost,
+    StepWork,
+    step_limit,
+)
 from millpond.scheduler.preemption import choose_slot_victim, choose_victim
 from millpond.scheduler.sequence import Sequence
 from millpond.types import RequestId, SequenceId, SequenceStatus
@@ -135,6 +144,17 @@ def test_the_cost_fit_survives_long_runs_of_growing_outputs(seed: int) -> None:
         cost.observe(work, 4 + 5.0 * work.rows + 4e-4 * work.row_cells)
         if step > 400:
             assert cost.ms_per_row == pytest.approx(5.0, rel=0.05), f"step {step}"
+
+
+@pytest.mark.parametrize(("ms_per_row", "expected"), [(0.5, 100.0), (3.0, 3.0 * AUTO_STEP_ROWS), (6.0, 200.0)])
+def test_an_automatic_step_is_worth_some_prompt_rows_within_bounds(ms_per_row: float, expected: float):
+    cost = StepCost()
+    assert step_limit(None, cost) == 100.0, "carefully while nothing is known"
+    for step in range(200):
+        rows = 1 + 20 * (step % 3)
+        cost.observe(StepWork(rows, 0), 5.0 + ms_per_row * rows)
+    assert step_limit(None, cost) == pytest.approx(expected, rel=0.02)
+    assert step_limit(77.0, cost) == 77.0
 
 
 def test_a_chunk_fills_the_time_that_is_left_and_never_starves() -> None:
