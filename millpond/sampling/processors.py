@@ -7,7 +7,7 @@ Every processor works in place on a float32[n_vocab] copy, touches only the ids 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -22,6 +22,15 @@ from millpond.types import TokenId
 class LogitsProcessor(Protocol):
     def apply(self, logits: Logits, prompt_ids: IdArray, output_ids: Sequence[TokenId]) -> None:
         """Changes `logits` in place; keeps float32."""
+        ...
+
+
+@runtime_checkable
+class Mask(LogitsProcessor, Protocol):
+    """A processor that only makes tokens impossible: a greedy choice asks it about one token before it pays for all."""
+
+    def permits(self, token_id: TokenId, output_ids: Sequence[TokenId]) -> bool:
+        """True where `apply` would leave this token possible; False says nothing."""
         ...
 
 
@@ -72,12 +81,19 @@ class EndBan:
     """End-of-generation ids are impossible (-inf) while the output has fewer than `until` tokens (None: for ever)."""
 
     def __init__(self, eog_ids: frozenset[TokenId], until: int | None) -> None:
+        self._eog_ids = eog_ids
         self._ids = as_ids(sorted(eog_ids))
         self._until = until
 
+    def permits(self, token_id: TokenId, output_ids: Sequence[TokenId]) -> bool:
+        return token_id not in self._eog_ids or not self._bans(output_ids)
+
     def apply(self, logits: Logits, prompt_ids: IdArray, output_ids: Sequence[TokenId]) -> None:
-        if self._until is None or len(output_ids) < self._until:
+        if self._bans(output_ids):
             logits[self._ids] = -np.inf
+
+    def _bans(self, output_ids: Sequence[TokenId]) -> bool:
+        return self._until is None or len(output_ids) < self._until
 
 
 class TokenBan:
@@ -86,6 +102,10 @@ class TokenBan:
     def __init__(self, banned: Sequence[TokenId], allowed: Sequence[TokenId]) -> None:
         self._banned = as_ids(banned)
         self._allowed = as_ids(allowed)
+        self._never, self._only = frozenset(banned), frozenset(allowed)
+
+    def permits(self, token_id: TokenId, output_ids: Sequence[TokenId]) -> bool:
+        return token_id not in self._never and (not self._only or token_id in self._only)
 
     def apply(self, logits: Logits, prompt_ids: IdArray, output_ids: Sequence[TokenId]) -> None:
         if len(self._allowed):

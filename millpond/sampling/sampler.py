@@ -21,7 +21,7 @@ from millpond.sampling.constraint import GrammarMask
 from millpond.sampling.draw import XTC, uniform
 from millpond.sampling.ids import NO_IDS, TokensWithText, as_ids
 from millpond.sampling.logprobs import token_logprobs
-from millpond.sampling.processors import LogitsProcessor, TopNSigma, processors_of
+from millpond.sampling.processors import LogitsProcessor, Mask, TopNSigma, processors_of
 from millpond.sampling.shaping import dynamic_temperature, obvious_choices, softmax
 from millpond.sampling.structured.base import Grammar
 from millpond.sampling_params import SamplingParams
@@ -73,21 +73,20 @@ class Sampler:
         self._n_logprobs = params.logprobs
         self._eog_ids = eog_ids
         self._is_greedy = params.temperature < GREEDY_BELOW
-        # A greedy choice asks the grammar about one token first: the whole mask is seldom needed.
-        self._asked_first = constraint if self._is_greedy else None
-        last = () if self._is_greedy else _last_processors(params, constraint)
-        self._processors = (*processors, *last)
+        every = (*processors, *_last_processors(params, constraint, greedy=self._is_greedy))
+        # A greedy choice asks the masks that come last about one token first: they are seldom needed whole.
+        self._asked_first = _last_masks(every) if self._is_greedy else ()
+        self._processors = every[: len(every) - len(self._asked_first)]
         # Forced tokens have no row of logits: nothing could be reported of them, nor any bias or ban heeded.
         has_own_say = params.logit_bias or params.banned_token_ids or params.allowed_token_ids
         self._forcing = None if params.logprobs is not None or has_own_say else constraint
-        self._prompt_ids = as_ids(request.prompt_ids) if self._processors else NO_IDS
+        self._prompt_ids = as_ids(request.prompt_ids) if every else NO_IDS
         self._candidates = candidates
         self._filter = CandidateFilter(params.temperature, params.top_k, params.top_p, params.min_p)
         self._xtc, self._dynamic = params.xtc, params.dynamic_temperature
         self._is_shaped = bool(self._dynamic or (self._xtc and self._xtc.probability > 0.0))
         self._is_unfiltered = not (params.top_k or params.top_p < 1.0 or params.min_p or self._is_shaped)
-        is_free = not self._processors and constraint is None
-        self.is_plain_greedy = self._is_greedy and is_free and self._n_logprobs is None
+        self.is_plain_greedy = self._is_greedy and not every and self._n_logprobs is None
         """The argmax of the raw logits is the answer."""
 
     def sample(self, logits: Logits, output_ids: Sequence[TokenId]) -> SampledToken:
@@ -98,9 +97,10 @@ class Sampler:
         """
         row = self._adjusted(logits, output_ids)
         best = int(row.argmax())
-        if self._asked_first is not None and not self._asked_first.permits(best, output_ids):
+        if not all([mask.permits(best, output_ids) for mask in self._asked_first]):
             row = logits.copy() if row is logits else row
-            self._asked_first.apply(row, self._prompt_ids, output_ids)
+            for mask in self._asked_first:
+                mask.apply(row, self._prompt_ids, output_ids)
             best = int(row.argmax())
         if not math.isfinite(row[best]):
             raise _nothing_to_choose(row, best, logits)
@@ -150,12 +150,24 @@ class Sampler:
         return int(ids[first + pick(softmax(kept / temperature).astype(np.float32), point)])
 
 
-def _last_processors(params: SamplingParams, constraint: GrammarMask | None) -> Iterator[LogitsProcessor]:
-    """What must see the work of all others, where a token is drawn."""
+def _last_processors(
+    params: SamplingParams, constraint: GrammarMask | None, *, greedy: bool
+) -> Iterator[LogitsProcessor]:
+    """What must see the work of all others."""
     if constraint is not None:
         yield constraint
-    if params.top_n_sigma > 0.0:
+    if params.top_n_sigma > 0.0 and not greedy:
         yield TopNSigma(params.top_n_sigma)
+
+
+def _last_masks(processors: Sequence[LogitsProcessor]) -> tuple[Mask, ...]:
+    """Those that no other processor follows."""
+    masks: list[Mask] = []
+    for processor in reversed(processors):
+        if not isinstance(processor, Mask):
+            break
+        masks.insert(0, processor)
+    return tuple(masks)
 
 
 def _nothing_to_choose(row: Logits, best: int, logits: Logits) -> Exception:
