@@ -205,14 +205,3 @@ def _scheduler_config(
         can_cut=info.abilities.trims,
         always_save=config.always_save,
     )
-
-
-def resolved(config: EngineConfig, info: EngineInfo) -> EngineConfig:
-    """The settings with every "auto" replaced, for the log line at start."""
-    return replace(
-        config,
-        kv_cells=info.n_cells,
-        max_model_len=info.max_model_len,
-        kv_type_k=config.kv_type_k or DEFAULT_KV_TYPE,
-        kv_type_v=config.kv_type_v or DEFAULT_KV_TYPE,
-    )
