@@ -59,7 +59,7 @@ class EngineConfig:
         minimum=1,
     )
     stream_interval_ms: float = setting(
-        20.0,
+        30.0,
         "tokens of steps shorter than this reach the server together, which leaves it more CPU; 0: one by one",
         minimum=0,
     )

@@ -17,8 +17,7 @@ class TokenLogprobs:
     """Best first."""
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(NamedTuple):
     token_id: TokenId
     logprobs: TokenLogprobs | None = None
     forced: tuple[TokenId, ...] = ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -83,7 +82,7 @@ class ModelRunner:
             return None
         last = first + len(scheduled.token_ids) - 1
         token = self._samplers[scheduled.sequence_id].sample(self._runtime.logits(last), scheduled.output_ids)
-        return token if about_prompt is None else replace(token, prompt_logprobs=about_prompt.all())
+        return token if about_prompt is None else token._replace(prompt_logprobs=about_prompt.all())
 
 
 def _batch_of(rows: Sequence[ScheduledRows]) -> Batch:

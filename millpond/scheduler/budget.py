@@ -8,7 +8,7 @@ as it was: plain recursive least squares runs away when a thousand decode steps 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 _FORGETTING = 0.98
 _DAMPING = 0.1
@@ -17,8 +17,7 @@ _SCALE = (1.0, 0.01, 1e-5)
 """Units of the three terms: one step, 100 rows, 100,000 row-cells; keeps the fit well conditioned."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepWork:
+class StepWork(NamedTuple):
     rows: int
     row_cells: int
     """Sum over rows of the cells that each attends to."""
@@ -144,7 +143,9 @@ class StepBudget:
             fitting = FIRST_CHUNK_ROWS
         else:
             base = 0.0 if self.rows else self.cost.predict(StepWork(0, 0))
-            fitting = int((self.left_ms - base) / self.cost.ms_per_row_at(cells + wanted // 2))
+            left = self.left_ms - base
+            at_most = max(0, min(room, int(left / self.cost.ms_per_row_at(cells))))
+            fitting = int(left / self.cost.ms_per_row_at(cells + at_most // 2))
         if not self.prefill_rows:
             fitting = max(fitting, FIRST_CHUNK_ROWS)
         return max(0, min(room, fitting))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from millpond.kvcache.ops import KVOp
 from millpond.kvcache.payload import SpanKey
@@ -12,8 +13,7 @@ from millpond.scheduler.sequence import Ending
 from millpond.types import SequenceId, SlotId, TokenId
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRows:
+class ScheduledRows(NamedTuple):
     """Consecutive tokens of one sequence for this step's batch."""
 
     sequence_id: SequenceId
@@ -28,8 +28,7 @@ class ScheduledRows:
     """Every row's logits are wanted: they say what the model thinks of the prompt."""
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerOutput:
+class SchedulerOutput(NamedTuple):
     """Perform `ops` in order, then decode `rows` as one batch."""
 
     ops: Sequence[KVOp]
@@ -90,8 +89,7 @@ class RunnerOutput:
     sample_ms: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutcome:
+class StepOutcome(NamedTuple):
     """What the step means to the world, in order of output index within a sequence."""
 
     tokens: list[TokenEvent]

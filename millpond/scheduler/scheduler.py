@@ -221,6 +221,8 @@ class Scheduler:
 
     def _catch_up(self, budget: StepBudget, now: float) -> None:
         behind = [seq for seq in self._eligible() if seq.id not in self._rows]
+        if not behind:
+            return
         behind.sort(key=lambda seq: (-seq.request.priority, seq.order))
         for sequence in behind:
             if sequence.status is not SequenceStatus.RUNNING or self._try_restore(sequence, budget):
@@ -231,6 +233,8 @@ class Scheduler:
 
     def _try_obtain(self, cells: int, keep: Sequence | None = None) -> bool:
         """Frees cells that nobody who runs needs: idle prefixes, then what parked ones still hold. All or nothing."""
+        if cells <= self._manager.free_cells:
+            return True
         save = self._saves_pay()
         if self._manager.try_make_room(cells, save=save):
             return True
@@ -442,9 +446,11 @@ class Scheduler:
         self._statuses = []
         self.meter.count(runner, ops, self._work.rows, self._prefill_rows)
         self._manager.acknowledge(ops.saved, ops.lost)
-        self.save_cost.observe(ops.saved_tokens, ops.save_ms)
-        self.restore_cost.observe(ops.restored_tokens, ops.restore_ms)
-        self._settle_restores(ops.failed_slots, ops.disk_tokens_by_slot)
+        if ops.saved_tokens or ops.restored_tokens:
+            self.save_cost.observe(ops.saved_tokens, ops.save_ms)
+            self.restore_cost.observe(ops.restored_tokens, ops.restore_ms)
+        if ops.failed_slots or self._restores:
+            self._settle_restores(ops.failed_slots, ops.disk_tokens_by_slot)
         tokens: list[TokenEvent] = []
         if runner.failure is not None:
             self._settle_failure(runner.failure.exhausted, runner.failure.message, now)

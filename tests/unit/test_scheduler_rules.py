@@ -157,6 +157,18 @@ def test_an_automatic_step_is_worth_some_prompt_rows_within_bounds(ms_per_row: f
     assert step_limit(77.0, cost) == 77.0
 
 
+@pytest.mark.parametrize("cells", [0, 500, 2000])
+def test_a_chunk_is_priced_by_its_own_cells_and_not_by_those_of_the_whole_prompt(cells: int) -> None:
+    cost = StepCost()
+    for step in range(400):
+        rows, view = 1 + 13 * (step % 5), 100 * (step % 7)
+        cost.observe(StepWork(rows, rows * view), 4 + 5.0 * rows + 2e-3 * rows * view)
+    budget = StepBudget(cost, max_rows=512, max_ms=200)
+    rows = budget.chunk(3000, cells)
+    took = cost.predict(StepWork(rows, rows * (cells + rows // 2)))
+    assert 200 - 2 * cost.ms_per_row_at(cells) <= took <= 200
+
+
 def test_a_chunk_fills_the_time_that_is_left_and_never_starves() -> None:
     cost = StepCost()
     budget = StepBudget(cost, max_rows=512, max_ms=180)
