@@ -27,7 +27,8 @@ async def ask(llm: AsyncLLM, name: str, question: str, limit: int) -> None:
 
 
 async def main(model: str = "smollm2-135m") -> None:
-    async with open_async_llm(model, max_running=4) as llm:
+    # stream_interval_ms=0: a part for every token, however fast they come
+    async with open_async_llm(model, max_running=4, stream_interval_ms=0) as llm:
         await asyncio.gather(
             ask(llm, "whole", "Why do ducks float?", limit=1000),
             ask(llm, "early", "Tell me a long story.", limit=5),
