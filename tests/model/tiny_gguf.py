@@ -7,6 +7,7 @@ a model means nothing and greedy text repeats itself: tests compare logits.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ class Tokenizer:
     chat_template: str
 
     @classmethod
+    @cache  # the package reads fifty thousand strings one by one
     def read(cls, donor: Path) -> Tokenizer:
         fields = gguf.GGUFReader(donor).fields
 
