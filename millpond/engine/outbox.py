@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from millpond.engine.core import StepResult
 from millpond.outputs import FinishEvent, StatusEvent, TokenEvent
+from millpond.types import SequenceId
 
 
 class Outbox:
@@ -17,6 +18,7 @@ class Outbox:
         self._interval = interval
         self._emptied = float("-inf")
         self._is_urgent = False
+        self._awaited: set[SequenceId] = set()
         self.is_empty = True
         self.tokens: list[TokenEvent] = []
         self.finished: list[FinishEvent] = []
@@ -31,9 +33,16 @@ class Outbox:
         if result.finished or result.statuses:
             self.finished += result.finished
             self.statuses += result.statuses
+            self._awaited -= {event.sequence_id for event in result.finished}
             self._is_urgent = True
-        elif not self._is_urgent:
-            self._is_urgent = any(token.output_index == 0 for token in result.tokens)
+        if self._awaited:
+            arrived = self._awaited.intersection([token.sequence_id for token in result.tokens])
+            self._awaited -= arrived
+            self._is_urgent = self._is_urgent or bool(arrived)
+
+    def await_first(self, sequence_id: SequenceId) -> None:
+        """The sequence is new here: its first token shows that the engine got past where another one died."""
+        self._awaited.add(sequence_id)
 
     @property
     def is_eventful(self) -> bool:

@@ -214,6 +214,7 @@ class Worker:
         for command in commands:
             match command:
                 case AddRequest():
+                    self._outbox.await_first(command.sequence_id)
                     core.add(command.sequence_id, command.request, command.output_ids, quarantine=command.quarantine)
                 case AbortSequence():
                     core.end(command.sequence_id, command.reason)

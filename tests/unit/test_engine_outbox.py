@@ -41,7 +41,7 @@ def test_short_steps_share_a_frame_and_long_ones_do_not():
 
 @pytest.mark.parametrize(
     "urgent",
-    [step(0), step(3, ended=(ENDED,)), step(3, statuses=(PARKED,)), step(ended=(ENDED,))],
+    [step(7), step(3, ended=(ENDED,)), step(3, statuses=(PARKED,)), step(ended=(ENDED,))],
     ids=["first", "end", "parked", "only-end"],
 )
 def test_what_somebody_waits_for_leaves_at_once_with_what_was_held(urgent: StepResult):
@@ -50,6 +50,7 @@ def test_what_somebody_waits_for_leaves_at_once_with_what_was_held(urgent: StepR
     outbox.clear(1.0)
     outbox.add(step(2))
     assert not outbox.is_due(1.001)
+    outbox.await_first(ID)
     outbox.add(urgent)
     assert outbox.is_due(1.001)
     assert [token.output_index for token in outbox.tokens] == [2, *(token.output_index for token in urgent.tokens)]
@@ -82,8 +83,7 @@ def test_nothing_is_lost_repeated_or_held_for_longer_than_the_interval_and_a_ste
         indices = () if kind == "nothing" else (next(counter),)
         result = step(*indices, ended=(ENDED,) if kind == "end" else (), progressed=kind != "nothing")
         if kind == "first":
-            result = step(0)
-            indices = (0,)
+            outbox.await_first(ID)
         made += indices
         outbox.add(result)
         oldest = now if oldest is None and indices else oldest
