@@ -77,12 +77,17 @@ class FaultServer:
         return undisturbed(await stream.result(PATIENCE), prompt, n)
 
     async def status(self, path: str) -> tuple[int, dict[str, Any]]:
-        """Status and JSON of a GET, on a connection of its own."""
+        """Status and JSON of a GET."""
+        status, body = await self.get(path)
+        return status, json.loads(body)
+
+    async def get(self, path: str) -> tuple[int, bytes]:
+        """Status and body, on a connection of its own."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
             writer.write(f"GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n".encode())
             head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-            return int(head.split()[1]), json.loads(body)
+            return int(head.split()[1]), body
         finally:
             writer.close()
 

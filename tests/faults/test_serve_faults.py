@@ -35,10 +35,7 @@ pytestmark = pytest.mark.faults
 
 async def parked(server: FaultServer) -> bool:
     """Some request is parked now, by the metrics page."""
-    reader, writer = await connect(server)
-    writer.write(b"GET /metrics HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n")
-    page = await reader.read()
-    writer.close()
+    _, page = await server.get("/metrics")
     [line] = [line for line in page.splitlines() if line.startswith(b'millpond_requests{state="parked"}')]
     return float(line.split()[-1]) > 0
 

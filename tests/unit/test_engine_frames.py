@@ -39,6 +39,8 @@ class PlannedCore:
     def __init__(self, steps: Sequence[tuple[float, bool]]) -> None:
         self._left = list(steps)
         self._milliseconds = 0.0
+        self.now = 0.0
+        """Seconds that all steps took."""
         self._steps = 0
         self.info: EngineInfo = engine_info(1)
 
@@ -51,6 +53,7 @@ class PlannedCore:
         self._steps += 1
         token = TokenEvent(ID, self._steps, TokenId(7))
         seconds = self._milliseconds / 1e3
+        self.now += seconds
         return StepResult([token], [], [STARTED] if eventful else [], progressed=True, seconds=seconds)
 
     def stats(self) -> StepStats:
@@ -66,7 +69,7 @@ def frames_of(steps: Sequence[tuple[float, bool]], stream_interval_ms: float = 0
         core = PlannedCore(steps)
         ours.sendall(encode_frame(Load(EngineEpoch(1), EngineConfig(stream_interval_ms=stream_interval_ms))))
         ours.shutdown(socket.SHUT_WR)
-        worker = Worker(WorkerChannel(theirs), lambda load, progress: cast(EngineCore, core))
+        worker = Worker(WorkerChannel(theirs), lambda load, progress: cast(EngineCore, core), lambda: core.now)
         cast(Any, worker)._load()
         for _ in steps:
             cast(Any, worker)._step(core)
@@ -91,6 +94,12 @@ def test_stats_come_with_slow_eventful_and_last_steps_and_when_the_last_are_old(
     frames = frames_of(steps)
     assert [frame.stats is not None for frame in frames] == told
     assert [len(frame.tokens) for frame in frames] == [1] * len(steps)
+
+
+def test_steps_shorter_than_the_interval_share_frames_and_the_last_waits_for_none():
+    frames = frames_of([(10.0, False)] * 7 + QUIET_END, stream_interval_ms=29.0)
+    assert [[token.output_index for token in frame.tokens] for frame in frames] == [[1], [2, 3, 4], [5, 6, 7], [8]]
+    assert [frame.frame for frame in frames] == [1, 2, 3, 4]
 
 
 def test_a_frame_comes_back_from_the_wire_as_it_was():
