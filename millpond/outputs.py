@@ -138,7 +138,6 @@ class StepStats:
     running: int = 0
     waiting: int = 0
     preempted: int = 0
-    waiting_prompt_tokens: int = 0
     cells_total: int = 0
     cells_used: int = 0
     """Live and cached together."""

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 from millpond.engine.flush import flush_prefixes
 from millpond.engine.grammars import PendingGrammars
-from millpond.engine.kv_executor import KVExecutor
+from millpond.engine.kv_executor import NOTHING_MOVED, KVExecutor
 from millpond.engine.model_runner import NOTHING_RUN, ModelRunner
 from millpond.errors import CallerError
 from millpond.outputs import EngineInfo, FinishEvent, PoolRun, SequenceProgress, StatusEvent, StepStats, TokenEvent
 from millpond.request import Request
 from millpond.sampling.structured.base import Grammar
 from millpond.sampling_params import GrammarSpec
-from millpond.scheduler.output import OpResults, ScheduledRows
+from millpond.scheduler.output import ScheduledRows
 from millpond.scheduler.scheduler import Scheduler
 from millpond.types import FinishReason, SequenceId, TokenId
 
@@ -55,7 +55,7 @@ class EngineCore:
         self._runner = runner
         self._grammars = grammars
         self._clock = clock
-        self._last = NOTHING_RUN, OpResults(), 0.0
+        self._last = NOTHING_RUN, NOTHING_MOVED, 0.0
 
     @property
     def has_work(self) -> bool:
@@ -108,7 +108,8 @@ class EngineCore:
 
     def stats(self) -> StepStats:
         """Of the last step. Made when asked for: it is larger than all else that a step returns."""
-        return self.scheduler.stats(*self._last)
+        held = self._executor.held_bytes
+        return self.scheduler.stats(*self._last, ram_bytes=held(durable=False), disk_bytes=held(durable=True))
 
     def shutdown(self, flush_seconds: float) -> None:
         """Ends every sequence. What prefixes hold goes to the disk tier, if there is one, the hottest first and for at

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from millpond.errors import RuntimeFailure
 from millpond.kvcache.ops import Copy, Discard, Drop, KVOp, Merge, Restore, Save, SetKind, Trim
@@ -16,6 +15,7 @@ from millpond.spill.store import SpillStore
 from millpond.types import SlotId
 
 logger = logging.getLogger(__name__)
+NOTHING_MOVED = OpResults()
 
 
 class _Tally:
@@ -40,26 +40,19 @@ class KVExecutor:
         self._store = store
         self._clock = clock
         self._bytes_per_token = runtime.model.kv_bytes_per_token
-        self._nothing = self._results(_Tally(), 0.0)
-        """The answer to no ops: made once a change, not once a step."""
 
     def apply(self, ops: Sequence[KVOp]) -> OpResults:
         """A slot whose op failed is named in failed_slots, and the later ops on it are left out."""
         if not ops:
             lost = self._store.take_lost()
-            return replace(self._nothing, lost=lost) if lost else self._nothing
+            return OpResults(lost=lost) if lost else NOTHING_MOVED
         began = self._clock()
         tally = _Tally()
         for op in ops:
             self._perform(op, tally)
-        tally.lost += self._store.take_lost()
-        self._nothing = self._results(_Tally(), 0.0)
-        return self._results(tally, (self._clock() - began) * 1e3)
-
-    def _results(self, tally: _Tally, ms: float) -> OpResults:
         return OpResults(
             saved=tally.saved,
-            lost=tally.lost,
+            lost=[*tally.lost, *self._store.take_lost()],
             failed_slots=frozenset(tally.failed),
             saved_tokens=tally.saved_tokens,
             restored_tokens=tally.restored_tokens,
@@ -70,12 +63,14 @@ class KVExecutor:
             restored_bytes=tally.restored_bytes,
             restored_disk_bytes=tally.restored_disk_bytes,
             failed_restores=tally.failed_restores,
-            ram_bytes=self._store.held_bytes(durable=False),
-            disk_bytes=self._store.held_bytes(durable=True),
             save_ms=tally.save_ms,
             restore_ms=tally.restore_ms,
-            ms=ms,
+            ms=(self._clock() - began) * 1e3,
         )
+
+    def held_bytes(self, *, durable: bool) -> int:
+        """State that the tiers hold which outlive the process, or those that do not."""
+        return self._store.held_bytes(durable=durable)
 
     def begin_flush(self) -> bool:
         """The process will end: saves go only where they outlive it. False: nothing does."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import chain
 
 import numpy as np
 
@@ -86,26 +85,18 @@ class ModelRunner:
 
 
 def _batch_of(rows: Sequence[ScheduledRows]) -> Batch:
-    if all(len(scheduled.token_ids) == 1 for scheduled in rows):
-        return _batch_of_single(rows)
-    counts = [len(scheduled.token_ids) for scheduled in rows]
-    total = sum(counts)
-    tokens = np.fromiter(chain.from_iterable(scheduled.token_ids for scheduled in rows), np.int32, total)
-    slots = np.repeat(np.fromiter((scheduled.slot for scheduled in rows), np.int32, len(rows)), counts)
-    wants = np.zeros(total, np.bool_)
-    positions = np.empty(total, np.int32)
-    begin = 0
-    for scheduled, count in zip(rows, counts, strict=True):
-        positions[begin : begin + count] = np.arange(scheduled.start, scheduled.start + count, dtype=np.int32)
-        begin += count
-        wants[begin - 1] = scheduled.samples
-        if scheduled.wants_all:
-            wants[begin - count : begin] = True
-    return Batch(tokens, positions, slots, wants)
-
-
-def _batch_of_single(rows: Sequence[ScheduledRows]) -> Batch:
-    """One row each: the usual step, and the most frequent."""
-    columns = np.array([(row.token_ids[0], row.start, row.slot) for row in rows], np.int32).T
-    wants = np.array([row.samples or row.wants_all for row in rows], np.bool_)
-    return Batch(columns[0], columns[1], columns[2], wants)
+    """Lists first: most batches are a few rows, and arrays of those cost more to join than to make."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    wants: list[bool] = []
+    for scheduled in rows:
+        count = len(scheduled.token_ids)
+        tokens += scheduled.token_ids
+        positions += range(scheduled.start, scheduled.start + count)
+        slots += [scheduled.slot] * count
+        wants += [scheduled.wants_all] * (count - 1)
+        wants.append(scheduled.samples or scheduled.wants_all)
+    return Batch(
+        np.array(tokens, np.int32), np.array(positions, np.int32), np.array(slots, np.int32), np.array(wants, np.bool_)
+    )

@@ -97,7 +97,7 @@ class Sampler:
         """
         row = self._adjusted(logits, output_ids)
         best = int(row.argmax())
-        if not all([mask.permits(best, output_ids) for mask in self._asked_first]):
+        if not all(mask.permits(best, output_ids) for mask in self._asked_first):
             row = logits.copy() if row is logits else row
             for mask in self._asked_first:
                 mask.apply(row, self._prompt_ids, output_ids)

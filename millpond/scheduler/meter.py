@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from millpond.outputs import StepTotals
 from millpond.scheduler.output import OpResults, RunnerOutput
@@ -68,36 +68,7 @@ class StepMeter:
 
     def totals(self, *, resumes: int, recomputed_tokens: int, evicted_tokens: int) -> StepTotals:
         return StepTotals(
-            steps=self.steps,
-            rows=self.rows,
-            prefill_rows=self.prefill_rows,
-            schedule_ms=self.schedule_ms,
-            move_ms=self.move_ms,
-            decode_ms=self.decode_ms,
-            sample_ms=self.sample_ms,
-            emit_ms=self.emit_ms,
-            save_ms=self.save_ms,
-            restore_ms=self.restore_ms,
-            saved_tokens=self.saved_tokens,
-            saved_bytes=self.saved_bytes,
-            saved_disk_bytes=self.saved_disk_bytes,
-            restored_tokens=self.restored_tokens,
-            disk_tokens=self.disk_tokens,
-            restored_bytes=self.restored_bytes,
-            restored_disk_bytes=self.restored_disk_bytes,
-            failed_moves=self.failed_moves,
-            failed_restores=self.failed_restores,
-            decode_failures=self.decode_failures,
-            parked_to_grow=self.parked_to_grow,
-            parked_to_prefill=self.parked_to_prefill,
-            parked_exhausted=self.parked_exhausted,
-            parked_for_turn=self.parked_for_turn,
-            resident_hit_tokens=self.resident_hit_tokens,
-            stored_hit_tokens=self.stored_hit_tokens,
-            disk_hit_tokens=self.disk_hit_tokens,
-            parks_kept=self.parks_kept,
-            parks_saved=self.parks_saved,
-            parks_requeued=self.parks_requeued,
+            **asdict(self),
             resumes=resumes,
             recomputed_tokens=recomputed_tokens,
             evicted_tokens=evicted_tokens,

@@ -61,10 +61,6 @@ class OpResults:
     restored_bytes: int = 0
     restored_disk_bytes: int = 0
     failed_restores: int = 0
-    ram_bytes: int = 0
-    """What tiers that end with the process hold after the ops,"""
-    disk_bytes: int = 0
-    """and those that outlive it."""
     save_ms: float = 0.0
     restore_ms: float = 0.0
     ms: float = 0.0

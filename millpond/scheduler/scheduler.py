@@ -221,8 +221,6 @@ class Scheduler:
 
     def _catch_up(self, budget: StepBudget, now: float) -> None:
         behind = [seq for seq in self._eligible() if seq.id not in self._rows]
-        if not behind:
-            return
         behind.sort(key=lambda seq: (-seq.request.priority, seq.order))
         for sequence in behind:
             if sequence.status is not SequenceStatus.RUNNING or self._try_restore(sequence, budget):
@@ -233,8 +231,6 @@ class Scheduler:
 
     def _try_obtain(self, cells: int, keep: Sequence | None = None) -> bool:
         """Frees cells that nobody who runs needs: idle prefixes, then what parked ones still hold. All or nothing."""
-        if cells <= self._manager.free_cells:
-            return True
         save = self._saves_pay()
         if self._manager.try_make_room(cells, save=save):
             return True
@@ -446,11 +442,9 @@ class Scheduler:
         self._statuses = []
         self.meter.count(runner, ops, self._work.rows, self._prefill_rows)
         self._manager.acknowledge(ops.saved, ops.lost)
-        if ops.saved_tokens or ops.restored_tokens:
-            self.save_cost.observe(ops.saved_tokens, ops.save_ms)
-            self.restore_cost.observe(ops.restored_tokens, ops.restore_ms)
-        if ops.failed_slots or self._restores:
-            self._settle_restores(ops.failed_slots, ops.disk_tokens_by_slot)
+        self.save_cost.observe(ops.saved_tokens, ops.save_ms)
+        self.restore_cost.observe(ops.restored_tokens, ops.restore_ms)
+        self._settle_restores(ops.failed_slots, ops.disk_tokens_by_slot)
         tokens: list[TokenEvent] = []
         if runner.failure is not None:
             self._settle_failure(runner.failure.exhausted, runner.failure.message, now)
@@ -620,19 +614,21 @@ class Scheduler:
             for seq in self._sequences.values()
         ]
 
-    def stats(self, runner: RunnerOutput, ops: OpResults, schedule_ms: float) -> StepStats:
+    def stats(
+        self, runner: RunnerOutput, ops: OpResults, schedule_ms: float, *, ram_bytes: int, disk_bytes: int
+    ) -> StepStats:
+        """`ram_bytes`, `disk_bytes`: what the spill tiers hold."""
         return StepStats(
             step=self.steps,
             running=len(self._running),
             waiting=len(self._waiting) + len(self._held),
             preempted=len(self._parked),
-            waiting_prompt_tokens=sum(seq.num_prompt_tokens for seq in self._waiting.values()),
             cells_total=self._manager.n_cells,
             cells_used=self._manager.used_cells,
             cells_cached=self._manager.idle_cells,
             cells_pinned=self._manager.parked_cells([seq.handle for seq in self._parked.values()]),
-            ram_bytes=ops.ram_bytes,
-            disk_bytes=ops.disk_bytes,
+            ram_bytes=ram_bytes,
+            disk_bytes=disk_bytes,
             rows=self._work.rows,
             prefill_rows=self._prefill_rows,
             schedule_ms=schedule_ms,

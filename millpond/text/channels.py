@@ -95,7 +95,7 @@ class ChannelMachine:
     @property
     def waits_for_results(self) -> bool:
         """At the end: there are calls, and all that was handed out is whole."""
-        return self._writer.calls_begun > 0 and self._writer.calls_are_whole
+        return self._writer.calls_begun > 0 and not self._writer.call_is_open
 
     def feed(self, text: str) -> ChannelDelta:
         self._reader.push(text)

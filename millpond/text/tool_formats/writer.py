@@ -131,11 +131,6 @@ class Writer:
     def call_is_open(self) -> bool:
         return self._open is not None
 
-    @property
-    def calls_are_whole(self) -> bool:
-        """Nothing was handed out of a call that is not whole."""
-        return self._open is None
-
     def try_forget_call(self, *, is_cut: bool) -> bool:
         """Takes back the open call, which turned out to be broken, or in which the output ended (`is_cut`).
 
