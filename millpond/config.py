@@ -79,7 +79,11 @@ class EngineConfig:
     )
     quantum: int = setting(0, "tokens after which a sequence gives its slot to a waiting one; 0: off", minimum=0)
     prefix_cache: bool = setting(True, "share prompt prefixes between requests")
-    cache_cells: int | None = setting(None, "cells that idle prefixes may hold; auto: a quarter of the pool", minimum=0)
+    cache_cells: int | None = setting(
+        None,
+        "cells that idle prefixes may hold; auto: a quarter of the pool, less while they cost others time",
+        minimum=0,
+    )
     spill_ram: int = setting(1024, "MiB of RAM for parked sequences and cold prefixes; 0: none", minimum=0)
     spill_dir: str = setting("", "folder for the disk tier; empty: none")
     spill_disk: int = setting(4096, "MiB the disk tier may use", minimum=0)

@@ -107,7 +107,9 @@ def build_core(
     index = RadixTree() if limits.can_copy_ranges and shares else NaiveIndex()
     n_cells = _ledger_cells(runtime, info)
     manager = KVCacheManager(n_cells, limits.n_slots, index, layout, stored, reuse=shares)
-    scheduler_config = _scheduler_config(config, info, limits, identity, n_cells=n_cells, shares=shares)
+    scheduler_config = _scheduler_config(
+        config, info, limits, identity, n_cells=n_cells, shares=shares, saves=store.has_tiers
+    )
     scheduler = Scheduler(replace(scheduler_config, victim_rule=victim_rule), manager, runtime.vocab.eog_ids)
     pieces = partial(runtime.vocab.piece, special=True)
     samplers = SamplerFactory(runtime.model.n_vocab, runtime.vocab.eog_ids, runtime.candidates, pieces)
@@ -192,6 +194,7 @@ def _scheduler_config(
     *,
     n_cells: int,
     shares: bool,
+    saves: bool,
 ) -> SchedulerConfig:
     return SchedulerConfig(
         max_running=info.max_running,
@@ -203,5 +206,6 @@ def _scheduler_config(
         identity=identity,
         share_prefixes=shares,
         can_cut=info.abilities.trims,
+        can_save=saves,
         always_save=config.always_save,
     )

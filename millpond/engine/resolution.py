@@ -40,7 +40,8 @@ def resolutions(asked: EngineConfig, used: EngineConfig, info: EngineInfo, threa
             found.append(Resolution(name, now or DEFAULT_KV_TYPE, why))
     if asked.cache_cells is None and asked.prefix_cache:
         limit = f"at most {info.n_cells // 4}"
-        found.append(Resolution("cache_cells", limit, "auto: a quarter of the pool, less where it slows steps by 5 %"))
+        why = "auto: a quarter of the pool, less when moving costs less than what idle cells cost the others"
+        found.append(Resolution("cache_cells", limit, why))
     if asked.growth_watermark is None:
         tier = "a tier takes what is parked" if used.spill_ram or used.spill_dir else "no tier takes what is parked"
         found.append(Resolution("growth_watermark", f"{growth_watermark(used):g}", f"auto: {tier}"))

@@ -46,14 +46,12 @@ class StepCost:
         return max(self._weights[1] * _SCALE[1], 1e-6)
 
     def ms_per_row_at(self, cells: int) -> float:
-        return max(self.ms_per_row, self.ms_per_row + max(0.0, self._weights[2]) * _SCALE[2] * cells)
+        return max(self.ms_per_row, self.ms_per_row + self.ms_per_cell * cells)
 
-    def idle_cells_within(self, share: float) -> int | None:
-        """Idle cells that may lie in every row's view at `share` of a one-row step; None before it is known."""
-        per_cell = self._weights[2] * _SCALE[2]
-        if self.observations < 50 or per_cell <= 0:
-            return None
-        return int(share * self.predict(StepWork(1, 0)) / per_cell)
+    @property
+    def ms_per_cell(self) -> float:
+        """What one more cell in a row's view costs."""
+        return max(0.0, self._weights[2]) * _SCALE[2]
 
     def observe(self, work: StepWork, ms: float) -> None:
         """Moves the weights to the least squares of what is remembered, damped where that is little."""
@@ -166,3 +164,29 @@ class MoveCost:
     def observe(self, tokens: int, ms: float) -> None:
         if tokens > 0:
             self.ms_per_token += self._WEIGHT * (ms / tokens - self.ms_per_token)
+
+
+class IdleRent:
+    """What idle cells have cost those who run (attention reads over them in every step), less what moves out took.
+
+    Ski rental: a prefix stays while that has cost less than to save it and bring it back, so whatever comes next, at
+    most twice the least is paid. Source: Karlin, Manasse, Rudolph, Sleator, Competitive snoopy caching (1988).
+    """
+
+    def __init__(self, piece: int) -> None:
+        """`piece`: the most tokens that leave at once."""
+        self._piece = piece
+        self._owed_ms = 0.0
+
+    def accrue(self, ms: float) -> None:
+        self._owed_ms += ms
+
+    def due(self, idle: int, ms_per_token: float) -> int:
+        """How many of the `idle` cells have been paid for: whole pieces, or all. None idle: nothing is owed."""
+        if not idle:
+            self._owed_ms = 0.0
+        paid = int(self._owed_ms / ms_per_token)
+        return idle if paid >= idle else paid - paid % self._piece
+
+    def settle(self, ms: float) -> None:
+        self._owed_ms = max(0.0, self._owed_ms - ms)

@@ -17,11 +17,11 @@ from millpond.kvcache.checkpoints import checkpoint_lengths
 from millpond.kvcache.history import TokenHistory
 from millpond.kvcache.manager import CacheHandle, KVCacheManager, PrefixMatch
 from millpond.kvcache.ops import KVOp
-from millpond.kvcache.payload import StateIdentity
+from millpond.kvcache.payload import PAGE_TOKENS, StateIdentity
 from millpond.outputs import FinishEvent, PoolRun, SequenceProgress, StatusEvent, StepStats, TokenEvent
 from millpond.request import Request, finish_reason_of
 from millpond.scheduler import policy
-from millpond.scheduler.budget import MoveCost, StepBudget, StepCost, StepWork, step_limit
+from millpond.scheduler.budget import IdleRent, MoveCost, StepBudget, StepCost, StepWork, step_limit
 from millpond.scheduler.meter import StepMeter
 from millpond.scheduler.output import (
     OpResults,
@@ -60,10 +60,12 @@ class SchedulerConfig:
     growth_cells: int
     """Cells that stay free when something starts beside others."""
     cache_cells: int | None
-    """Cells that idle prefixes may hold; None: a quarter of the pool and at most 5 % of a step."""
+    """Cells that idle prefixes may hold; None: a quarter of the pool, while their rent is not due."""
     quantum: int
     identity: StateIdentity
     share_prefixes: bool
+    can_save: bool
+    """There is a tier to save to."""
     always_save: bool
     """Saved states are exact and recomputed ones are not."""
     can_cut: bool
@@ -99,6 +101,7 @@ class Scheduler:
         self.cost = StepCost()
         self.save_cost = MoveCost()
         self.restore_cost = MoveCost()
+        self._rent = IdleRent(PAGE_TOKENS)
         self.steps = 0
         self.preemptions = 0
         self.resumes = 0
@@ -167,7 +170,7 @@ class Scheduler:
         self._grow(growing, budget, now)
         self._start(now)
         self._catch_up(budget, now)
-        self._housekeeping = self._manager.bound_idle(self._idle_limit(), IDLE_PIECES_PER_STEP, save=self._saves_pay())
+        self._housekeeping = self._bound_idle()
         self._work = StepWork(budget.rows, budget.row_cells)
         self._prefill_rows = budget.prefill_rows
         rows = sorted(self._rows.values(), key=lambda scheduled: scheduled.slot)
@@ -294,15 +297,23 @@ class Scheduler:
 
     def _saves_pay(self) -> bool:
         """Saving and restoring a token costs less than computing it again, as measured; or must be done anyway."""
-        moved = self.save_cost.ms_per_token + self.restore_cost.ms_per_token
-        return self._config.always_save or moved < self.cost.ms_per_row
+        return self._config.can_save and (self._config.always_save or self._moving_ms < self.cost.ms_per_row)
 
-    def _idle_limit(self) -> int:
-        if self._config.cache_cells is not None:
-            return self._config.cache_cells
-        quarter = self._manager.n_cells // 4
-        within = self.cost.idle_cells_within(0.05)
-        return quarter if within is None else min(quarter, max(within, 256))
+    @property
+    def _moving_ms(self) -> float:
+        """Of one token, out and back."""
+        return self.save_cost.ms_per_token + self.restore_cost.ms_per_token
+
+    def _bound_idle(self) -> bool:
+        """Idle prefixes leave that exceed their share of the pool, or that have cost what moving them costs."""
+        save, limit, before = self._saves_pay(), self._config.cache_cells, self._manager.evicted_tokens
+        price = self._moving_ms if save else self.cost.ms_per_row
+        if limit is None:
+            idle = self._manager.idle_cells
+            limit = min(self._manager.n_cells // 4, idle - self._rent.due(idle, price))
+        more = self._manager.bound_idle(limit, IDLE_PIECES_PER_STEP, save=save)
+        self._rent.settle((self._manager.evicted_tokens - before) * price)
+        return more
 
     # -- starting --------------------------------------------------------------------------------------------------
 
@@ -450,6 +461,7 @@ class Scheduler:
             self._settle_failure(runner.failure.exhausted, runner.failure.message, now)
         elif self._rows:
             self.cost.observe(self._work, runner.decode_ms)
+            self._rent.accrue(self._manager.idle_cells * len(self._rows) * self.cost.ms_per_cell)
             tokens = self._settle_rows(runner, ops.failed_slots, now)
         finished = self._apply_endings(now)
         self._handed_over = now if self._rows and self._sequences else None

@@ -63,6 +63,10 @@ class SpillStore:
         self._demoted = 0
         self._dropped = 0
 
+    @property
+    def has_tiers(self) -> bool:
+        return bool(self._tiers)
+
     def __contains__(self, key: SpanKey) -> bool:
         return self._holder(key) is not None
 
