@@ -26,8 +26,8 @@ from millpond.wiring import load_llamacpp
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
-STREAMS = 8
-LONGEST = 700
+STREAMS = 6
+LONGEST = 560
 OUTPUT = (10, 18)
 SEED = 20
 

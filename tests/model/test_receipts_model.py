@@ -34,7 +34,7 @@ FLAGS = [
 def ask(url: str, number: int) -> None:
     body = {
         "prompt": f"Question {number}: what is the capital of France? Answer:",
-        "max_tokens": 24 + number,
+        "max_tokens": 16 + number // 2,
         "temperature": 0.8 if number % 2 else 0.0,
         "ignore_eos": True,
     }

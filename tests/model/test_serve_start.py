@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import termios
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -31,18 +32,28 @@ def test_a_setting_that_cannot_be_ends_the_start(smollm2_path: Path, unused_tcp_
 
 def test_a_terminal_sees_the_progress_and_every_auto(smollm2_path: Path, unused_tcp_port: int) -> None:
     ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, 120))
+    termios.tcsetwinsize(theirs, (24, 160))
     server = serve(smollm2_path, unused_tcp_port, "--threads", "2", stderr=theirs)
     os.close(theirs)
-    seen = ""
-    while "5 %" not in seen:
-        data = os.read(ours, 4096)
-        assert data, seen
-        seen += data.decode(errors="replace")
-    server.send_signal(signal.SIGTERM)
-    assert server.wait(60) == 0
-    os.close(ours)
+    try:
+        seen = shown_until(ours, "growth_watermark")
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(60) == 0
+    finally:
+        server.kill()
+        server.wait()
+        os.close(ours)
     assert f"loading {smollm2_path.stem}" in seen
     assert "100%" in seen
     assert re.search(r"kv_cells +8192 +auto: the model's context", seen)
+    assert re.search(r"cache_cells +at most 2048 +auto: a quarter of the pool", seen)
     assert "threads  " not in seen.split("ready in")[1]
+
+
+def shown_until(terminal: int, last: str) -> str:
+    """What a terminal saw, up to the piece with `last` in it, or all that its programs wrote before they ended."""
+    seen = ""
+    with suppress(OSError):
+        while last not in seen:
+            seen += os.read(terminal, 4096).decode(errors="replace")
+    return seen

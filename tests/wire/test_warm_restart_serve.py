@@ -47,7 +47,7 @@ async def ask(port: int, messages: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 async def test_a_chat_goes_on_after_the_server_was_restarted(smollm2_path: Path, tmp_path: Path) -> None:
-    words = " ".join(f"The mill number {number} has a wheel." for number in range(100))
+    words = " ".join(f"The mill number {number} has a wheel." for number in range(40))
     messages: list[dict[str, Any]] = [{"role": "user", "content": f"Read this. {words}"}]
     async with served(smollm2_path, tmp_path) as port:
         first = await ask(port, messages)
@@ -57,5 +57,5 @@ async def test_a_chat_goes_on_after_the_server_was_restarted(smollm2_path: Path,
     async with served(smollm2_path, tmp_path) as port:
         second = await ask(port, messages)
     held = first["usage"]["total_tokens"] - 1
-    assert held > 900
+    assert held > 350
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= held - EXTRA_TOKENS
