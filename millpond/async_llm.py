@@ -15,7 +15,7 @@ from millpond.engine_client.token_log import TokenLog
 from millpond.engine_client.window import EngineView, EngineWindow, RequestView
 from millpond.errors import EngineFailed, InvalidParameter, MillpondError, NotReady
 from millpond.outputs import EngineInfo, SequenceUsage, StepStats, TokenLogprobs
-from millpond.request import Request
+from millpond.request import Request, output_limit
 from millpond.sampling_params import GrammarSpec, SamplingParams, ThinkingBudget
 from millpond.text.channels import ToolCallDelta
 from millpond.text.constraints import output_grammar, thinking_budget
@@ -272,7 +272,7 @@ class AsyncLLM:
         budget = options.thinking_budget
         if budget is None:
             return params
-        limit = output_limit(params, prepared.token_ids, info)
+        limit = output_limit(params, len(prepared.token_ids), info.max_model_len)
 
         def resolve() -> ThinkingBudget | None:
             return thinking_budget(budget, prepared, self._input_processor(info).tokenizer.encode, limit)
@@ -313,7 +313,7 @@ class AsyncLLM:
         info: EngineInfo,
         timeout: float | None,
     ) -> list[Request]:
-        limit = output_limit(params, ids, info)
+        limit = output_limit(params, len(ids), info.max_model_len)
         seed = self._draw_seed() if params.seed is None else params.seed
         now = self._clock()
         return [
@@ -559,12 +559,6 @@ class _OutputReader:
 
 
 _NOTHING = TextDelta("", 0)
-
-
-def output_limit(params: SamplingParams, prompt_ids: Sequence[TokenId], info: EngineInfo) -> int:
-    """Most output tokens: what was asked, as far as it fits."""
-    rest = info.max_model_len - len(prompt_ids)
-    return rest if params.max_tokens is None else min(params.max_tokens, rest)
 
 
 def _check_prompt_logprobs(params: SamplingParams, n_tokens: int) -> None:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,10 +22,12 @@ from millpond.config import DEFAULT_MODEL, Config
 from millpond.errors import CallerError, InternalError, InvalidParameter
 from millpond.models import Progress, SilentProgress, TerminalProgress, resolve_model
 from millpond.outputs import EngineInfo, FinishEvent, SequenceUsage, TokenEvent, TokenLogprobs
-from millpond.request import Request
+from millpond.request import Request, output_limit
 from millpond.sampling_params import SamplingParams
+from millpond.text.constraints import output_grammar, thinking_budget
+from millpond.text.input_processor import PreparedPrompt
 from millpond.text.inputs import ChatInput, PromptInput, TextInput, TokenInput
-from millpond.text.output_processor import HiddenTokens, OutputProcessor, StopMatch
+from millpond.text.output_processor import HiddenTokens, OutputProcessor, StopMatch, TextDelta
 from millpond.text.stop import StopStrings
 from millpond.types import FinishReason, RequestId, SequenceId, TokenId
 
@@ -48,6 +50,7 @@ class Completion:
     """One finished output."""
 
     text: str
+    """Of a conversation the answer alone."""
     token_ids: tuple[TokenId, ...]
     """With the one that ended the output, if one did."""
     finish_reason: FinishReason
@@ -59,15 +62,19 @@ class Completion:
     """One for each prompt token but the first when SamplingParams.prompt_logprobs is set."""
     stop_string: str | None = None
     message: str = ""
+    reasoning: str = ""
+    """What the model thought before it answered, where its template has tags for that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """One output to generate."""
 
-    prompt: PromptInput
+    prompt: PromptInput | PreparedPrompt
     params: SamplingParams = field(default_factory=SamplingParams)
     stop: tuple[str, ...] = ()
+    thinking_budget: int | None = None
+    """Most tokens of reasoning; None: no limit of its own."""
 
 
 class LLM:
@@ -124,7 +131,7 @@ class LLM:
         `params`: for all, or one a prompt. Raises CallerError, which names the prompt, before anything runs.
         """
         inputs = [_plain_input(prompt) for prompt in _prompt_list(prompts)]
-        return self._complete(inputs, params, stop)
+        return self._complete(inputs, params, stop, None)
 
     def chat(
         self,
@@ -132,23 +139,32 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         stop: str | Sequence[str] = (),
+        thinking_budget: int | None = None,
     ) -> list[Completion]:
         """Answers one conversation, or each of a list: messages are {"role": ..., "content": ...}.
 
-        A last message of the assistant is continued. Otherwise as `generate`.
+        A last message of the assistant is continued. `thinking_budget`: most tokens of reasoning, where the model's
+        template has tags for it. Otherwise as `generate`.
         """
         inputs = [_chat_input(conversation) for conversation in _conversation_list(messages)]
-        return self._complete(inputs, params, stop)
+        return self._complete(inputs, params, stop, thinking_budget)
 
     def stream(
-        self, prompt: Prompt | Conversation, params: SamplingParams | None = None, *, stop: str | Sequence[str] = ()
+        self,
+        prompt: Prompt | Conversation,
+        params: SamplingParams | None = None,
+        *,
+        stop: str | Sequence[str] = (),
+        thinking_budget: int | None = None,
+        on_reasoning: Callable[[str], object] | None = None,
     ) -> TextStream:
         """One output as text deltas, while it is made; messages are answered, text is continued.
 
-        Raises CallerError at once. Leaving the loop early and dropping the stream ends the output.
+        `on_reasoning` is told what the model thinks, between two deltas of the answer. Raises CallerError at once.
+        Leaving the loop early and dropping the stream ends the output.
         """
-        job = Job(_any_input(prompt), params or SamplingParams(), _stops(stop))
-        return TextStream(self, self._submit(job))
+        job = Job(_any_input(prompt), params or SamplingParams(), _stops(stop), thinking_budget)
+        return TextStream(self, self._submit(job), on_reasoning)
 
     def results(self, jobs: Iterable[Job]) -> Iterator[tuple[int, Completion | CallerError]]:
         """(place in `jobs`, result) as they finish. Jobs are taken only as fast as they run, so there may be millions.
@@ -187,10 +203,11 @@ class LLM:
         inputs: Sequence[PromptInput],
         params: SamplingParams | Sequence[SamplingParams] | None,
         stop: str | Sequence[str],
+        thinking_budget: int | None,
     ) -> list[Completion]:
         stops = _stops(stop)
-        chosen = _params_list(params, len(inputs))
-        jobs = [self._checked(Job(*each, stops), place) for place, each in enumerate(zip(inputs, chosen, strict=True))]
+        chosen = zip(inputs, _params_list(params, len(inputs)), strict=True)
+        jobs = [self._checked(Job(*each, stops, thinking_budget), place) for place, each in enumerate(chosen)]
         found: dict[int, Completion] = {}
         for place, result in self.results(jobs):
             if isinstance(result, CallerError):
@@ -214,15 +231,31 @@ class LLM:
             self._step_until(running.values())
 
     def _checked(self, job: Job, place: int) -> Job:
-        """The job with its prompt in ids. Raises CallerError, which names the place."""
+        """The job with its prompt prepared. Raises CallerError, which names the place."""
         try:
             with self._lock:
-                ids = self._alive.text.prepare(job.prompt)
+                prepared = self._prepared(job)
             job.params.check_vocabulary(self.info.model.n_vocab)
             StopStrings(job.stop)
         except CallerError as error:
             raise CallerError(f"prompt {place}: {error}", param=error.param, code=error.code) from error
-        return Job(TokenInput(ids), job.params, job.stop)
+        return replace(job, prompt=prepared)
+
+    def _prepared(self, job: Job) -> PreparedPrompt:
+        return job.prompt if isinstance(job.prompt, PreparedPrompt) else self._alive.text.prepare_prompt(job.prompt)
+
+    def _constrained(self, job: Job, prepared: PreparedPrompt) -> SamplingParams:
+        """The job's parameters with what its prompt makes of grammar and thinking. Raises CallerError."""
+        engine, params = self._alive, job.params
+        params.check_vocabulary(engine.core.info.model.n_vocab)
+        grammar = output_grammar(params.grammar, prepared)
+        if grammar is not None:
+            engine.core.check_grammar(grammar)
+        thinking = params.thinking
+        if job.thinking_budget is not None:
+            limit = output_limit(params, len(prepared.token_ids), engine.core.info.max_model_len)
+            thinking = thinking_budget(job.thinking_budget, prepared, engine.text.tokenizer.encode, limit)
+        return replace(params, grammar=grammar, thinking=thinking)
 
     def _start(self, entry: tuple[int, Job], running: dict[int, _Output]) -> CallerError | None:
         place, job = entry
@@ -236,25 +269,22 @@ class LLM:
         """Raises CallerError."""
         with self._taken(), _interrupts_held():
             engine = self._alive
-            params = job.params
-            params.check_vocabulary(engine.core.info.model.n_vocab)
-            if params.grammar is not None:
-                engine.core.check_grammar(params.grammar)
             stops = StopStrings(job.stop)
-            ids = engine.text.prepare(job.prompt)
-            rest = engine.core.info.max_model_len - len(ids)
+            prepared = self._prepared(job)
+            params = self._constrained(job, prepared)
             hidden = HiddenTokens(engine.vocab.eog_ids, frozenset(params.stop_token_ids), params.min_tokens)
             sequence_id = SequenceId(self._next_id)
             self._next_id += 1
             request = Request(
                 request_id=RequestId(f"local-{sequence_id}"),
-                prompt_ids=ids,
+                prompt_ids=prepared.token_ids,
                 params=params,
-                max_tokens=rest if params.max_tokens is None else min(params.max_tokens, rest),
+                max_tokens=output_limit(params, len(prepared.token_ids), engine.core.info.max_model_len),
                 seed=engine.draw_seed() if params.seed is None else params.seed,
                 arrival=engine.clock(),
             )
-            output = _Output(sequence_id, OutputProcessor(engine.vocab.piece, stops, hidden))
+            machine = None if prepared.channels is None else prepared.channels.machine(request.request_id, 0)
+            output = _Output(sequence_id, OutputProcessor(engine.vocab.piece, stops, hidden, machine))
             self._outputs[sequence_id] = output
             engine.core.add(sequence_id, request)
             return output
@@ -267,12 +297,12 @@ class LLM:
             self._arriving -= 1
             yield
 
-    def _step_until(self, outputs: Iterable[_Output], *, on_text: bool = False) -> None:
-        """Steps until one of the outputs has finished, or has text to show; returns at once if one has."""
+    def _step_until(self, outputs: Iterable[_Output], *, on_news: bool = False) -> None:
+        """Steps until one of the outputs has finished, or has something to show; returns at once if one has."""
         watched = list(outputs)
         while watched:
             with self._lock:
-                if any(output.is_finished or (on_text and output.has_text) for output in watched):
+                if any(output.is_finished or (on_news and output.has_news) for output in watched):
                     return
                 progressed = self._step()
             if self._arriving or not progressed:
@@ -302,9 +332,10 @@ class LLM:
 class TextStream(Iterator[str]):
     """Text deltas of one output. `completion` is there once the iteration has ended by itself."""
 
-    def __init__(self, llm: LLM, output: _Output) -> None:
+    def __init__(self, llm: LLM, output: _Output, on_reasoning: Callable[[str], object] | None = None) -> None:
         self._llm = llm
         self._output = output
+        self._on_reasoning = on_reasoning
         self._closed = False
 
     @property
@@ -313,8 +344,10 @@ class TextStream(Iterator[str]):
 
     def __next__(self) -> str:
         while not self._closed:
-            self._llm._step_until([self._output], on_text=True)  # pyright: ignore[reportPrivateUsage]
-            text = self._output.take_text()
+            self._llm._step_until([self._output], on_news=True)  # pyright: ignore[reportPrivateUsage]
+            thought, text = self._output.take_news()
+            if thought and self._on_reasoning is not None:
+                self._on_reasoning(thought)
             if text:
                 return text
             self._closed = self._output.is_finished
@@ -333,7 +366,17 @@ class TextStream(Iterator[str]):
 class _Output:
     """What one sequence has made so far."""
 
-    __slots__ = ("_finish", "_ids", "_logprobs", "_parts", "_processor", "_prompt_logprobs", "_shown", "sequence_id")
+    __slots__ = (
+        "_finish",
+        "_ids",
+        "_logprobs",
+        "_parts",
+        "_processor",
+        "_prompt_logprobs",
+        "_shown",
+        "_thoughts",
+        "sequence_id",
+    )
 
     def __init__(self, sequence_id: SequenceId, processor: OutputProcessor) -> None:
         self.sequence_id = sequence_id
@@ -341,9 +384,10 @@ class _Output:
         self._ids: list[TokenId] = []
         self._logprobs: list[TokenLogprobs] = []
         self._parts: list[str] = []
+        self._thoughts: list[str] = []
         self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-        self._shown = 0
-        """Parts that take_text() handed out."""
+        self._shown = (0, 0)
+        """Parts and thoughts that take_news() handed out."""
         self._finish: FinishEvent | None = None
 
     @property
@@ -351,8 +395,8 @@ class _Output:
         return self._finish is not None
 
     @property
-    def has_text(self) -> bool:
-        return self._shown < len(self._parts)
+    def has_news(self) -> bool:
+        return self._shown != (len(self._parts), len(self._thoughts))
 
     def take(self, event: TokenEvent) -> StopMatch | None:
         """The stop string that this token completed. Tokens behind one are not taken."""
@@ -363,18 +407,18 @@ class _Output:
         if event.logprobs is not None:
             self._logprobs.append(event.logprobs)
         self._prompt_logprobs = self._prompt_logprobs or event.prompt_logprobs
-        self._add(delta.text)
+        self._add(delta)
         return delta.stop
 
     def end(self, finish: FinishEvent) -> None:
-        self._add(self._processor.finish(was_cut=finish.reason is not FinishReason.STOP).text)
+        self._add(self._processor.finish(was_cut=finish.reason is not FinishReason.STOP))
         self._finish = finish
 
-    def take_text(self) -> str:
-        """The text since the last call."""
-        new = self._parts[self._shown :]
-        self._shown += len(new)
-        return "".join(new)
+    def take_news(self) -> tuple[str, str]:
+        """Reasoning and text since the last call."""
+        parts, thoughts = self._shown
+        self._shown = (len(self._parts), len(self._thoughts))
+        return "".join(self._thoughts[thoughts:]), "".join(self._parts[parts:])
 
     def completion(self) -> Completion:
         finish = self._finish
@@ -389,11 +433,14 @@ class _Output:
             prompt_logprobs=self._prompt_logprobs,
             stop_string=stop.stop if stop is not None else None,
             message=finish.message,
+            reasoning="".join(self._thoughts),
         )
 
-    def _add(self, text: str) -> None:
-        if text:
-            self._parts.append(text)
+    def _add(self, delta: TextDelta) -> None:
+        if delta.text:
+            self._parts.append(delta.text)
+        if delta.reasoning:
+            self._thoughts.append(delta.reasoning)
 
 
 @asynccontextmanager

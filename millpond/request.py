@@ -30,6 +30,12 @@ class Request:
     """(authenticated key, cache_salt): prefixes are shared inside one namespace only."""
 
 
+def output_limit(params: SamplingParams, n_prompt_tokens: int, max_model_len: int) -> int:
+    """Most output tokens: what was asked, as far as it fits."""
+    rest = max_model_len - n_prompt_tokens
+    return rest if params.max_tokens is None else min(params.max_tokens, rest)
+
+
 def finish_reason_of(
     request: Request, output_ids: Sequence[TokenId], eog_ids: frozenset[TokenId]
 ) -> FinishReason | None:

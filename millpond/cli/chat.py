@@ -6,13 +6,24 @@ import os
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millpond.cli.chat_session import Backend, ChatSession, Message
-from millpond.cli.generate import CONFIG, MODEL, STOP, SYSTEM
+from millpond.cli.chat_session import Backend, ChatSession, Message, Show
+from millpond.cli.generate import (
+    CONFIG,
+    GRAMMAR,
+    JSON_SCHEMA,
+    MODEL,
+    REGEX,
+    STOP,
+    SYSTEM,
+    constraint,
+    show_thought,
+)
 from millpond.cli.sampling import params_of
 from millpond.cli.settings import Value, load_config
 from millpond.errors import InternalError
@@ -39,14 +50,18 @@ def chat(
     ] = "",
     system: Annotated[str | None, SYSTEM] = None,
     stop: Annotated[list[str] | None, STOP] = None,
+    json_schema: Annotated[Path | None, JSON_SCHEMA] = None,
+    grammar: Annotated[Path | None, GRAMMAR] = None,
+    regex: Annotated[str | None, REGEX] = None,
     config: Annotated[Path | None, CONFIG] = None,
 ) -> None:
     """Talk to a model, here or on a server.
 
-    Ctrl-C stops an answer, Ctrl-D leaves, /help lists the commands. Lines can be piped in: each is one message, the
-    answers alone go to stdout, and the exit code is 1 when one failed.
+    Ctrl-C stops an answer, Ctrl-D leaves, /help lists the commands. What a model thinks before it answers is shown in
+    a terminal and not kept. Lines can be piped in: each is one message, the answers alone go to stdout, and the exit
+    code is 1 when one failed.
     """
-    params = params_of(sampling)
+    params = replace(params_of(sampling), grammar=constraint(json_schema, grammar, regex))
     interactive = sys.stdin.isatty()
     with ExitStack() as stack:
         if url is not None:
@@ -62,7 +77,7 @@ def chat(
             llm = stack.enter_context(LLM(engine=load_engine(settings)))
             backend = LocalBackend(llm)
             about = f"{llm.info.model.name}, {llm.info.max_model_len} tokens of context"
-        session = ChatSession(backend, _show, _note, params=params, stop=tuple(stop or ()), system=system)
+        session = ChatSession(backend, _show, _note, show_thought, params=params, stop=tuple(stop or ()), system=system)
         lines = stack.enter_context(_typed_lines()) if interactive else _piped_lines()
         if interactive:
             _note(f"{about}. /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves.")
@@ -78,10 +93,10 @@ class LocalBackend:
         self._llm = llm
 
     def answer(
-        self, messages: list[Message], params: SamplingParams, stop: tuple[str, ...], show: Callable[[str], None]
+        self, messages: list[Message], params: SamplingParams, stop: tuple[str, ...], show: Show, think: Show
     ) -> str:
         """See Backend. Raises CallerError or InternalError."""
-        stream = self._llm.stream(messages, params, stop=stop)
+        stream = self._llm.stream(messages, params, stop=stop, on_reasoning=think)
         try:
             for text in stream:
                 show(text)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from millpond.cli.chat_session import Message
+from millpond.cli.chat_session import Message, Show
 from millpond.cli.sampling import changed_values
 from millpond.errors import CallerError, CapacityError, ConfigError, InternalError, InvalidParameter, SetupError
-from millpond.sampling_params import SamplingParams
+from millpond.sampling_params import GrammarKind, GrammarSpec, SamplingParams
 
 _CONNECT_SECONDS = 10.0
 _READ_SECONDS = 600.0
@@ -45,14 +45,14 @@ class RemoteBackend:
         self.model = model or self._first_model()
 
     def answer(
-        self, messages: list[Message], params: SamplingParams, stop: tuple[str, ...], show: Callable[[str], None]
+        self, messages: list[Message], params: SamplingParams, stop: tuple[str, ...], show: Show, think: Show
     ) -> str:
         """See Backend. Raises CallerError, CapacityError or InternalError as the server says."""
         body: Json = {"model": self.model, "messages": messages, "stream": True, **wire_params(params)}
         if stop:
             body["stop"] = list(stop)
         with self._response("POST", "/chat/completions", body) as response:
-            return _read_answer(_events(response), show)
+            return _read_answer(_events(response), show, think)
 
     def _first_model(self) -> str:
         with self._response("GET", "/models") as response:
@@ -108,7 +108,18 @@ def wire_params(params: SamplingParams) -> Json:
     for name in _NOT_ON_THE_WIRE:
         if name in changed:
             raise InvalidParameter(name, "cannot be sent to a server; set it back, or chat without --url")
-    return changed
+    return changed | ({} if params.grammar is None else _wire_grammar(params.grammar))
+
+
+def _wire_grammar(spec: GrammarSpec) -> Json:
+    """A schema under OpenAI's name, the others under ours."""
+    if spec.kind is not GrammarKind.JSON_SCHEMA:
+        return {spec.kind.value: spec.text}
+    try:
+        schema = json.loads(spec.text)
+    except ValueError as error:
+        raise InvalidParameter(spec.param, f"not valid JSON: {error}") from None
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}}
 
 
 def _refusal(response: http.client.HTTPResponse) -> CallerError | CapacityError | InternalError:
@@ -153,7 +164,7 @@ def _events(lines: Iterable[bytes]) -> Iterator[str]:
             yield value.strip()
 
 
-def _read_answer(events: Iterator[str], show: Callable[[str], None]) -> str:
+def _read_answer(events: Iterator[str], show: Show, think: Show) -> str:
     reason: str | None = None
     for data in events:
         if data == "[DONE]":
@@ -165,6 +176,10 @@ def _read_answer(events: Iterator[str], show: Callable[[str], None]) -> str:
         choices: list[Json] = cast(Json, chunk or {}).get("choices") or []
         for choice in choices:
             delta: Json = choice.get("delta") or {}
+            # vLLM's name of the field is the shorter one.
+            thought = delta.get("reasoning_content") or delta.get("reasoning")
+            if thought:
+                think(thought)
             if delta.get("content"):
                 show(delta["content"])
             reason = choice.get("finish_reason") or reason

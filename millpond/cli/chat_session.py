@@ -22,13 +22,16 @@ _LIMIT_NOTE = "(stopped at the limit of tokens; /set max_tokens N changes it)"
 _NO_SYSTEM = "none"
 
 
+Show = Callable[[str], None]
+
+
 class Backend(Protocol):
     """Who answers."""
 
     def answer(
-        self, messages: list[Message], params: SamplingParams, stop: tuple[str, ...], show: Callable[[str], None]
+        self, messages: list[Message], params: SamplingParams, stop: tuple[str, ...], show: Show, think: Show
     ) -> str:
-        """Hands the text to `show` as it comes; returns the finish reason.
+        """Hands the text to `show` as it comes, reasoning to `think`; returns the finish reason.
 
         Raises MillpondError. A KeyboardInterrupt passes through it and leaves it ready for the next answer.
         """
@@ -48,17 +51,19 @@ class ChatSession:
     def __init__(
         self,
         backend: Backend,
-        show: Callable[[str], None],
-        note: Callable[[str], None],
+        show: Show,
+        note: Show,
+        think: Show,
         *,
         params: SamplingParams,
         stop: tuple[str, ...] = (),
         system: str | None = None,
     ) -> None:
-        """`show` takes pieces of an answer, `note` whole lines."""
+        """`show` takes pieces of an answer, `think` pieces of what comes before it, `note` whole lines."""
         self._backend = backend
         self._show = show
         self._note = note
+        self._think = think
         self._stop = stop
         self.params = params
         self.system = system
@@ -114,14 +119,21 @@ class ChatSession:
     def _answer(self) -> None:
         """Answers the last message; one that gives nothing is taken out of the conversation again."""
         parts: list[str] = []
+        thoughts: list[str] = []
 
         def show(text: str) -> None:
+            if thoughts and not parts:
+                self._think("\n")
             parts.append(text)
             self._show(text)
 
+        def think(text: str) -> None:
+            thoughts.append(text)
+            self._think(text)
+
         system = [{"role": "system", "content": self.system}] if self.system is not None else []
         try:
-            reason = self._backend.answer([*system, *self.messages], self.params, self._stop, show)
+            reason = self._backend.answer([*system, *self.messages], self.params, self._stop, show, think)
             self._end_answer("".join(parts), _LIMIT_NOTE if reason == "length" else None)
         except KeyboardInterrupt:
             self._end_answer("".join(parts), "(interrupted)")

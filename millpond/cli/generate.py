@@ -78,7 +78,7 @@ def generate(
 
     The exit code is 1 when a prompt failed. Progress goes to stderr, so stdout is the output alone.
     """
-    params = replace(params_of(sampling), grammar=_constraint(json_schema, grammar, regex))
+    params = replace(params_of(sampling), grammar=constraint(json_schema, grammar, regex))
     settings = load_config({"model": model, **flags}, os.environ, config_file=config, folder=Path.cwd())
     stops = tuple(stop or ())
     if jsonl is not None:
@@ -101,7 +101,13 @@ def _loaded(settings: Config) -> LLM:
     return LLM(engine=load_engine(settings))
 
 
-def _constraint(schema: Path | None, grammar: Path | None, regex: str | None) -> GrammarSpec | None:
+def show_thought(text: str) -> None:
+    """Reasoning, beside the answer, which alone goes to stdout: dim in a terminal, and not into files."""
+    if sys.stderr.isatty():
+        typer.echo(typer.style(text, dim=True), nl=False, err=True)
+
+
+def constraint(schema: Path | None, grammar: Path | None, regex: str | None) -> GrammarSpec | None:
     """What every output must match. Its sense is checked where it is compiled."""
     given = [
         (GrammarKind.JSON_SCHEMA, "json_schema", schema),
@@ -195,7 +201,7 @@ def _one(
     """True: it failed."""
     from millpond.cli.jsonl import result_record
 
-    stream = llm.stream(prompt, params, stop=stop)
+    stream = llm.stream(prompt, params, stop=stop, on_reasoning=None if as_json else show_thought)
     for delta in stream:
         if not as_json:
             sink.write(delta)

@@ -81,6 +81,8 @@ def result_record(result: Completion | CallerError, piece: Callable[[int], bytes
             "cached_tokens": usage.cached_tokens,
         },
     }
+    if result.reasoning:
+        record["reasoning"] = result.reasoning
     if result.logprobs:
         pairs = zip(result.token_ids, result.logprobs, strict=True)
         record["logprobs"] = [_logprobs(token, entry, piece) for token, entry in pairs]

@@ -20,11 +20,14 @@ def fake_runtime(n_cells: int = 2048, **options: Any) -> FakeRuntime:
     return FakeRuntime(ContextParams(n_cells=n_cells, n_slots=24), **options)
 
 
-def fake_local_engine(runtime: FakeRuntime, **settings: Any) -> LocalEngine:
+def fake_local_engine(runtime: FakeRuntime, *, template: str | None = None, **settings: Any) -> LocalEngine:
     """`settings` are fields of EngineConfig. Seeds are drawn as 1, 2, ..."""
     core = build_core(runtime, EngineConfig(**settings), lambda: runtime.virtual_time)
     text = InputProcessor(
-        runtime.vocab, runtime.vocab.chat_template, core.info.max_model_len, lambda: datetime(2026, 1, 1, tzinfo=UTC)
+        runtime.vocab,
+        template or runtime.vocab.chat_template,
+        core.info.max_model_len,
+        lambda: datetime(2026, 1, 1, tzinfo=UTC),
     )
     seeds = itertools.count(1)
     clock = core._clock

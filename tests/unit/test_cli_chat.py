@@ -9,7 +9,6 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from typer.testing import CliRunner, Result
 
 import millpond.llm
 from millpond.cli.chat import LocalBackend, joined
-from millpond.cli.chat_session import ChatSession, Message
+from millpond.cli.chat_session import ChatSession, Message, Show
 from millpond.cli.main import build_app
 from millpond.errors import CallerError, CapacityError, ContextLengthExceeded
 from millpond.sampling_params import SamplingParams
@@ -35,12 +34,15 @@ class ScriptedBackend:
     pieces: tuple[str, ...] = ("Hel", "lo")
     error: BaseException | None = None
     reason: str = "stop"
+    thoughts: tuple[str, ...] = ()
     asked: list[tuple[list[Message], SamplingParams, tuple[str, ...]]] = field(default_factory=list)
 
     def answer(
-        self, messages: list[Message], params: SamplingParams, stop: tuple[str, ...], show: Callable[[str], None]
+        self, messages: list[Message], params: SamplingParams, stop: tuple[str, ...], show: Show, think: Show
     ) -> str:
         self.asked.append(([dict(message) for message in messages], params, stop))
+        for thought in self.thoughts:
+            think(thought)
         for piece in self.pieces:
             show(piece)
         if self.error is not None:
@@ -52,6 +54,10 @@ class ScriptedBackend:
 class Screen:
     shown: str = ""
     notes: list[str] = field(default_factory=list)
+    thought: str = ""
+
+    def think(self, text: str) -> None:
+        self.thought += text
 
     def show(self, text: str) -> None:
         self.shown += text
@@ -60,7 +66,11 @@ class Screen:
 def new_session(backend: Any = None, **options: Any) -> tuple[ChatSession, Any, Screen]:
     backend, screen = backend or ScriptedBackend(), Screen()
     options.setdefault("params", SamplingParams())
-    return ChatSession(backend, screen.show, screen.notes.append, **options), backend, screen
+    return ChatSession(backend, screen.show, screen.notes.append, screen.think, **options), backend, screen
+
+
+def unheard(text: str) -> None:
+    raise AssertionError("this model does not think")
 
 
 def said(*contents: str) -> list[Message]:
@@ -144,6 +154,16 @@ def test_a_wrong_set_changes_nothing(line: str) -> None:
     session.handle(line)
     assert session.params == SamplingParams()
     assert screen.notes[0].startswith("error: ")
+
+
+def test_a_thought_is_shown_apart_and_not_kept() -> None:
+    session, backend, screen = new_session(ScriptedBackend(thoughts=("hm", "m")))
+    session.handle("hi")
+    assert (screen.thought, screen.shown) == ("hmm\n", "Hello\n")
+    assert session.messages == said("hi", "Hello")
+    backend.thoughts = ()
+    session.handle("again")
+    assert (screen.thought, screen.shown) == ("hmm\n", "Hello\nHello\n")
 
 
 def test_retry_asks_again_without_the_old_answer() -> None:
@@ -233,10 +253,10 @@ def test_a_backslash_goes_on_in_the_next_line() -> None:
 def test_the_local_backend_streams_and_says_why_it_ended() -> None:
     llm = fake_llm(max_model_len=60)
     backend, parts = LocalBackend(llm), list[str]()
-    assert backend.answer(said("the duck"), GREEDY, (), parts.append) == "length"
+    assert backend.answer(said("the duck"), GREEDY, (), parts.append, unheard) == "length"
     assert "".join(parts) == fake_llm().chat(said("the duck"), GREEDY)[0].text
     with pytest.raises(CallerError):
-        backend.answer(said("the duck " * 100), GREEDY, (), parts.append)
+        backend.answer(said("the duck " * 100), GREEDY, (), parts.append, unheard)
 
 
 def test_the_local_backend_survives_an_interrupt() -> None:
@@ -249,9 +269,9 @@ def test_the_local_backend_survives_an_interrupt() -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        backend.answer(said("the duck"), SamplingParams(temperature=0.0, ignore_eos=True), (), interrupt)
+        backend.answer(said("the duck"), SamplingParams(temperature=0.0, ignore_eos=True), (), interrupt, unheard)
     again = list[str]()
-    backend.answer(said("the pond"), GREEDY, (), again.append)
+    backend.answer(said("the pond"), GREEDY, (), again.append, unheard)
     assert "".join(again) == fake_llm().chat(said("the pond"), GREEDY)[0].text
     assert llm._outputs == {}
 

@@ -255,3 +255,46 @@ def test_constrained_outputs_and_prompt_logprobs_in_this_process() -> None:
         with pytest.raises(CallerError, match="not GBNF"):
             llm.generate("is it?", SamplingParams(grammar=GrammarSpec(GrammarKind.GBNF, "root ::= (")))
         assert llm.generate("is it?", SamplingParams(max_tokens=3, ignore_eos=True))[0].usage.prompt_tokens > 0
+
+
+THINKS = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is not false %}<think>\n{% else %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+"""As Qwen3's; the fake model never closes a thought by itself."""
+
+
+def thinking_llm() -> LLM:
+    return LLM(engine=fake_local_engine(fake_runtime(), template=THINKS))
+
+
+def test_a_thought_comes_apart_from_the_answer_and_keeps_to_its_budget() -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
+    why = [{"role": "user", "content": "why"}]
+    free = thinking_llm().chat(why, params)[0]
+    assert (free.text, bool(free.reasoning), len(free.token_ids)) == ("", True, 100)
+    held = thinking_llm().chat([why, why], params, thinking_budget=10)
+    for one in held:
+        assert one.reasoning and one.text
+        assert "think>" not in one.reasoning + one.text
+        assert len(one.reasoning) < len(free.reasoning)
+    assert thinking_llm().chat(why, params, thinking_budget=0)[0].reasoning == ""
+    thoughts = list[str]()
+    stream = thinking_llm().stream(why, params, thinking_budget=10, on_reasoning=thoughts.append)
+    assert "".join(stream) == held[0].text
+    assert "".join(thoughts) == held[0].reasoning
+    assert len(thoughts) > 1
+    assert stream.completion is not None and stream.completion.token_ids == held[0].token_ids
+
+
+def test_a_grammar_is_of_the_answer_and_lets_the_model_think_first() -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=100, grammar=GrammarSpec(GrammarKind.REGEX, "[0-9]{3}"))
+    answer = thinking_llm().chat([{"role": "user", "content": "why"}], params, thinking_budget=10)[0]
+    assert answer.reasoning
+    assert answer.text.strip().isdigit() and len(answer.text.strip()) == 3
+
+
+def test_text_that_is_continued_has_no_thoughts() -> None:
+    found = thinking_llm().generate(PROMPTS[0], GREEDY, stop=())[0]
+    assert (found.text, found.reasoning) == (text_of(expected(PROMPTS[0])), "")

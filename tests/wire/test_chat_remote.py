@@ -8,6 +8,7 @@ import socketserver
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from millpond.errors import (
     NotReady,
     SetupError,
 )
-from millpond.sampling_params import SamplingParams
+from millpond.sampling_params import GrammarKind, GrammarSpec, SamplingParams
 from millpond.types import FinishReason
 
 HI = [{"role": "user", "content": "hi"}]
@@ -34,13 +35,14 @@ PARAMS = SamplingParams(temperature=0.5, top_k=3, max_tokens=30)
 
 async def answered(url: str, **options: Any) -> tuple[list[str], str]:
     """(parts, finish reason) of one answer, asked from a thread as the command would."""
-    parts: list[str] = []
+    parts, thoughts = list[str](), list[str]()
 
     def work() -> str:
         backend = RemoteBackend(url, options.get("key", ""), options.get("model"))
-        return backend.answer(HI, options.get("params", PARAMS), options.get("stop", ()), parts.append)
+        return backend.answer(HI, options.get("params", PARAMS), options.get("stop", ()), parts.append, thoughts.append)
 
     reason = await asyncio.to_thread(work)
+    assert not thoughts
     return parts, reason
 
 
@@ -55,6 +57,22 @@ async def test_an_answer_is_streamed(form: str) -> None:
         _, params, options = server.engine.submitted[0]
         assert (params.temperature, params.top_k, params.max_tokens) == (0.5, 3, 30)
         assert list(options.stop) == ["Z"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (GrammarKind.JSON_SCHEMA, '{"type":"object","properties":{"a":{"type":"integer"}}}'),
+        (GrammarKind.REGEX, "[0-9]+"),
+        (GrammarKind.GRAMMAR, 'start: "yes" | "no"'),
+    ],
+)
+async def test_what_an_answer_must_match_goes_with_the_request(kind: GrammarKind, text: str) -> None:
+    async with running() as server:
+        await answered(server.url, params=replace(PARAMS, grammar=GrammarSpec(kind, text)))
+        _, params, _ = server.engine.submitted[0]
+        assert params.grammar is not None
+        assert (params.grammar.kind, params.grammar.text) == (kind, text)
 
 
 async def test_the_first_model_is_asked_for_unless_one_is_named() -> None:
@@ -101,7 +119,7 @@ async def test_leaving_an_answer_cancels_it_on_the_server() -> None:
 
         def work() -> None:
             with pytest.raises(KeyboardInterrupt):
-                RemoteBackend(server.url).answer(HI, SamplingParams(), (), interrupt)
+                RemoteBackend(server.url).answer(HI, SamplingParams(), (), interrupt, interrupt)
 
         await asyncio.to_thread(work)
         await eventually(lambda: server.engine.streams[0].cancelled.is_set())
@@ -148,8 +166,8 @@ def canned(answer: Callable[[bytes], bytes]) -> Iterator[str]:
             thread.join()
 
 
-def event(content: str) -> str:
-    return "data: " + json.dumps({"choices": [{"delta": {"content": content}}]}) + "\n\n"
+def event(text: str, name: str = "content") -> str:
+    return "data: " + json.dumps({"choices": [{"delta": {name: text}}]}) + "\n\n"
 
 
 OK = "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
@@ -169,7 +187,7 @@ OK = "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
 def test_broken_servers_are_named(answer: str, kind: type[MillpondError], words: str, shown: str) -> None:
     parts: list[str] = []
     with canned(lambda request: answer.encode()) as url, pytest.raises(kind, match=words):
-        RemoteBackend(url, model="m").answer(HI, SamplingParams(), (), parts.append)
+        RemoteBackend(url, model="m").answer(HI, SamplingParams(), (), parts.append, parts.append)
     assert "".join(parts) == shown
 
 
@@ -178,6 +196,9 @@ def test_another_kind_of_server_is_named() -> None:
         RemoteBackend(url)
 
 
-def test_a_server_that_says_no_end_reason_has_stopped() -> None:
-    with canned(lambda request: (OK + event("a") + "data: [DONE]\n\n").encode()) as url:
-        assert RemoteBackend(url, model="m").answer(HI, SamplingParams(), (), lambda text: None) == "stop"
+def test_thoughts_come_apart_and_a_server_that_says_no_end_reason_has_stopped() -> None:
+    parts, thoughts = list[str](), list[str]()
+    told = event("hm", "reasoning_content") + event("m", "reasoning") + event("a") + "data: [DONE]\n\n"
+    with canned(lambda request: (OK + told).encode()) as url:
+        assert RemoteBackend(url, model="m").answer(HI, SamplingParams(), (), parts.append, thoughts.append) == "stop"
+    assert (parts, thoughts) == (["a"], ["hm", "m"])
