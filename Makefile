@@ -5,7 +5,7 @@ VENV ?= .venv
 MODEL ?= smollm2-135m
 ARGS ?=
 PYTEST_ARGS ?=
-# Of the groups whose tests do not compute with the real model, which takes every core for itself (in faults two do).
+# Of the groups whose tests do not take every core for themselves (in faults two do).
 WORKERS ?= --numprocesses=logical --maxprocesses=4 --dist=loadfile
 
 # Here Python keeps its bytecode in any case: the tests start some two hundred processes.
@@ -20,7 +20,7 @@ CODE := millpond tests benchmarks scripts examples
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help serve test test-fast test-slow test-model test-faults test-browser faults soak check lint types format \
+.PHONY: help serve test test-fast test-slow test-model test-narrow test-wide test-faults test-browser faults soak check lint types format \
         coverage docs bench model clean
 
 help: ## show this list
@@ -31,7 +31,7 @@ serve: $(RUN_STAMP) ## install, pull the model, serve it on 127.0.0.1:8000 (MODE
 	@exec $(BIN)/millpond serve $(MODEL) $(ARGS)
 
 test: $(DEV_STAMP) model ## the whole suite, real model included
-	@rm -f $(SUMMARY); code=0; $(MAKE) --no-print-directory -k test-fast test-slow test-model test-faults || code=$$?; \
+	@rm -f $(SUMMARY); code=0; $(MAKE) --no-print-directory -k test-fast test-slow test-narrow test-wide test-faults || code=$$?; \
 	echo; cat $(SUMMARY); exit $$code
 
 check: lint types test-fast ## lint, types and the fast tests
@@ -42,8 +42,13 @@ test-fast: $(DEV_STAMP) ## tests without model, faults and slow ones
 test-slow: $(DEV_STAMP) ## long simulations without the real model
 	$(call tests,slow,slow and not model and not faults,120,$(WORKERS))
 
-test-model: $(DEV_STAMP) model ## tests on the real model
-	$(call tests,model,model and not faults,240)
+test-model: test-narrow test-wide ## tests on the real model
+
+test-narrow: $(DEV_STAMP) model ## those that compute on one thread
+	$(call tests,narrow,model and narrow and not faults,120,$(WORKERS))
+
+test-wide: $(DEV_STAMP) model ## those that take every core
+	$(call tests,wide,model and not narrow and not faults,120)
 
 test-faults: $(DEV_STAMP) model ## tests that kill, stop and starve processes
 	$(call tests,faults,faults,120,$(WORKERS))

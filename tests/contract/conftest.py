@@ -11,7 +11,7 @@ from contract_driver import Driver, FakeMaker, LlamaCppMaker, Maker, driver_buil
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
 
-BOTH = [pytest.param("fake"), pytest.param("llamacpp", marks=[pytest.mark.model, pytest.mark.slow])]
+BOTH = [pytest.param("fake"), pytest.param("llamacpp", marks=[pytest.mark.model, pytest.mark.narrow, pytest.mark.slow])]
 
 
 @pytest.fixture(scope="session", params=BOTH)

@@ -24,7 +24,7 @@ WINDOW = tiny_gguf.WINDOW
 
 
 def _on_both(*kinds: MemoryKind) -> pytest.MarkDecorator:
-    real = [pytest.mark.model, pytest.mark.slow]
+    real = [pytest.mark.model, pytest.mark.narrow, pytest.mark.slow]
     fake = [pytest.param(("fake", kind), id=f"fake-{kind.value}") for kind in kinds]
     tiny = [pytest.param(("llamacpp", kind), id=f"llamacpp-{kind.value}", marks=real) for kind in kinds]
     return pytest.mark.parametrize("kind_maker", [*fake, *tiny], indirect=True)

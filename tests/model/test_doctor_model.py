@@ -20,7 +20,7 @@ from millpond.doctor.trial import Subject, try_settings
 from millpond.models import resolve_model
 from millpond.wiring import load_llamacpp
 
-pytestmark = [pytest.mark.model, pytest.mark.slow]
+pytestmark = [pytest.mark.model, pytest.mark.narrow, pytest.mark.slow]
 
 WRITERS = {
     "hybrid": tiny_gguf.write_tiny_lfm2,
@@ -48,7 +48,7 @@ def shared_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config_of(path: Path, home: Path) -> EngineConfig:
     model = resolve_model(str(path), home=home)
-    return EngineConfig(model_path=str(model.path), model_digest=model.sha256, exact=True, threads=2, max_running=4)
+    return EngineConfig(model_path=str(model.path), model_digest=model.sha256, exact=True, threads=1, max_running=4)
 
 
 @pytest.mark.parametrize("kind", WRITERS)
@@ -102,7 +102,7 @@ def home(shared_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_doctor_prints_what_it_found(tiny: dict[str, Path], home: Path) -> None:
-    result = doctor(str(tiny["recurrent"]), "--threads", "2")
+    result = doctor(str(tiny["recurrent"]), "--threads", "1")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert "memory kind    recurrent" in result.stdout
@@ -114,7 +114,7 @@ def test_doctor_prints_what_it_found(tiny: dict[str, Path], home: Path) -> None:
 
 
 def test_doctor_as_json_has_the_same(tiny: dict[str, Path], home: Path) -> None:
-    result = doctor(str(tiny["hybrid"]), "--threads", "2", "--json", "--max-running", "4")
+    result = doctor(str(tiny["hybrid"]), "--threads", "1", "--json", "--max-running", "4")
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert report["model"]["info"]["memory_kind"] == "hybrid"
@@ -151,7 +151,7 @@ def test_doctor_fails_in_one_line_on_a_broken_file(home: Path, tmp_path: Path) -
 
 
 def generate(path: Path, *more: str) -> Result:
-    arguments = ["generate", "The mill", "--raw", "--model", str(path), "--threads", "2", "--max-tokens", "8"]
+    arguments = ["generate", "The mill", "--raw", "--model", str(path), "--threads", "1", "--max-tokens", "8"]
     return CliRunner().invoke(build_app(), [*arguments, "--exact", *more])
 
 

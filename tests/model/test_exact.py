@@ -26,8 +26,8 @@ from millpond.wiring import load_llamacpp
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
-STREAMS = 6
-LONGEST = 560
+STREAMS = 5
+LONGEST = 530
 OUTPUT = (10, 18)
 SEED = 20
 
@@ -99,7 +99,7 @@ def test_outputs_equal_their_solo_runs(
 ) -> None:
     result = run_case(case, runtime, qualified, requests, solo, SEED)
     assert result.wrong == ()
-    assert len(result.chunks) > 3
+    assert len(result.chunks) > 2
     if case in ("turns", "requeued", "priority"):
         assert result.preemptions > 0
     assert (result.restored_bytes > 0) == (case in ("turns", "priority", "cached"))

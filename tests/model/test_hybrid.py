@@ -17,7 +17,7 @@ from millpond.request import Request
 from millpond.sampling_params import SamplingParams
 from millpond.types import FinishReason, MemoryKind, RequestId, SequenceId
 
-pytestmark = [pytest.mark.model, pytest.mark.slow]
+pytestmark = [pytest.mark.model, pytest.mark.narrow, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module", params=list(WRITERS))

@@ -13,7 +13,7 @@ from millpond.runtime.base import CandidateFilter, Logits
 from millpond.runtime.llamacpp import load_library
 from millpond.runtime.llamacpp.candidates import LlamaCppCandidates
 
-pytestmark = [pytest.mark.model, pytest.mark.slow]
+pytestmark = [pytest.mark.model, pytest.mark.narrow, pytest.mark.slow]
 
 N_VOCAB = 5000
 FILTERS = [

@@ -18,7 +18,7 @@ from millpond.runtime.base import ContextParams
 from millpond.runtime.llamacpp import LlamaCppRuntime, bindings, library, load_library, load_vocab
 from millpond.runtime.llamacpp.model import LoadParams, load_model
 
-pytestmark = [pytest.mark.model, pytest.mark.slow]
+pytestmark = [pytest.mark.model, pytest.mark.narrow, pytest.mark.slow]
 
 FIELDS = bindings.LlamaContextParams._fields_
 

@@ -16,7 +16,7 @@ from millpond.runtime.llamacpp import LlamaCppRuntime
 from millpond.runtime.llamacpp.bindings import ABORT_CALLBACK
 from millpond.types import SlotId
 
-pytestmark = [pytest.mark.model, pytest.mark.slow]
+pytestmark = [pytest.mark.model, pytest.mark.narrow, pytest.mark.slow]
 
 A, B, C, D = (SlotId(slot) for slot in range(4))
 CELLS = 256

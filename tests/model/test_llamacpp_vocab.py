@@ -10,7 +10,7 @@ import pytest
 
 from millpond.runtime.llamacpp import LlamaCppVocab, load_vocab
 
-pytestmark = [pytest.mark.model, pytest.mark.slow]
+pytestmark = [pytest.mark.model, pytest.mark.narrow, pytest.mark.slow]
 
 TEXTS = [
     "Hello, world",

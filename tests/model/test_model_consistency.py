@@ -13,7 +13,7 @@ from millpond.runtime.base import Batch, ContextParams
 from millpond.runtime.llamacpp import LlamaCppRuntime
 from millpond.types import SlotId
 
-pytestmark = [pytest.mark.model, pytest.mark.slow]
+pytestmark = [pytest.mark.model, pytest.mark.narrow, pytest.mark.slow]
 
 PROMPT = "The history of the water mill begins"
 LENGTH = 48
@@ -21,7 +21,7 @@ LENGTH = 48
 
 @pytest.fixture(scope="module")
 def runtime(smollm2_path: Path) -> Iterator[LlamaCppRuntime]:
-    params = ContextParams(n_cells=512, n_slots=2, threads=2)
+    params = ContextParams(n_cells=512, n_slots=2, threads=1)
     loaded = LlamaCppRuntime.load(smollm2_path, params, digest="", gpu_layers=0, progress=None, environ={})
     yield loaded
     loaded.close()

@@ -21,7 +21,7 @@ from millpond.sampling.repeats import Dry
 from millpond.sampling.shaping import dynamic_temperature, obvious_choices
 from millpond.sampling_params import DryPenalty, DynamicTemperature
 
-pytestmark = [pytest.mark.model, pytest.mark.slow]
+pytestmark = [pytest.mark.model, pytest.mark.narrow, pytest.mark.slow]
 N_VOCAB = 300
 RECORD = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])
 

@@ -16,7 +16,7 @@ from millpond.text.inputs import ChatInput, TextInput
 from millpond.text.output_processor import HiddenTokens, OutputProcessor
 from millpond.text.stop import StopStrings
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.narrow]
 
 _SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 _ODD_TEXTS = (

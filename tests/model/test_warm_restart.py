@@ -15,7 +15,7 @@ from tiny_chats import NOISE, WRITERS, Answer, Tiny, cached, computed, distance,
 
 from millpond.types import MemoryKind
 
-pytestmark = [pytest.mark.model, pytest.mark.slow]
+pytestmark = [pytest.mark.model, pytest.mark.narrow, pytest.mark.slow]
 
 FLUSH_SECONDS = 20.0
 HISTORY_TOKENS = 700

@@ -46,7 +46,7 @@ class Tiny:
     cores: list[LlamaCppRuntime] = field(default_factory=list[LlamaCppRuntime])
 
     def core(self, n_cells: int = 2048, **settings: Any) -> EngineCore:
-        config = replace(EngineConfig(max_running=4, kv_cells=n_cells, threads=2), **(self.settings | settings))
+        config = replace(EngineConfig(max_running=4, kv_cells=n_cells, threads=1), **(self.settings | settings))
         params = context_params(config, n_ctx_train=2048, memory_kind=self.kind)
         runtime = LlamaCppRuntime.load(
             self.path, params, digest=self.path.name, gpu_layers=0, progress=None, environ=os.environ
