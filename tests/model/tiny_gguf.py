@@ -28,9 +28,9 @@ WINDOW = 64
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    """The first SIZE tokens of the donor's vocabulary, as GGUF metadata values: a whole one takes half a second to load.
+    """The first SIZE tokens of the donor's vocabulary, as GGUF metadata values: all of them take half a second to load.
 
-    A byte-pair encoding makes each token of earlier ones, so the first of them are a vocabulary too.
+    A byte-pair encoding makes each token of earlier ones, so the first are a vocabulary too.
     """
 
     pre: str

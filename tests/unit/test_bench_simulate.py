@@ -91,6 +91,7 @@ ARGUMENTS = (
 )
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_row_a_case() -> None:
     flags = [*ARGUMENTS, "--victim", "newest", "--watermark", "0"]
     lines = CliRunner().invoke(build_app(), ["bench", "simulate", *flags, "--watermark", "0.2"]).stdout.splitlines()

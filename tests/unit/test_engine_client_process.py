@@ -138,6 +138,7 @@ async def test_a_hanging_step_is_noticed_and_repeated():
         assert client.restarts >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "kind"), [(signal.SIGABRT, DeathKind.CRASH), (signal.SIGKILL, DeathKind.KILLED)], ids=lambda it: it.name
 )
@@ -276,6 +277,7 @@ async def test_who_waits_for_an_engine_is_told_of_the_stop():
             await waiting
 
 
+@pytest.mark.slow
 async def test_a_hanging_load_is_replaced():
     timing = SupervisorTiming(load_timeout=2.0, first_backoff=0.01, stop_grace=0.25, tick=0.02)
     async with running({"load": {"1": "hang"}}, timing=timing) as client:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from fake_stack import whole_stack
 from fake_text_engine import FakeTextEngine
 from raw_http import CHAT, Reply, chat, exchange, head, post, read_chunk, read_head
@@ -143,6 +144,7 @@ async def test_without_a_console_there_is_no_page():
 # -- nobody looks unasked ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_nobody_looks_while_nobody_watches():
     window = CountingWindow()
     async with running(console=window) as server:
@@ -159,6 +161,7 @@ async def test_nobody_looks_while_nobody_watches():
         assert (window.asked, window.looked) == (asked, looked)
 
 
+@pytest.mark.slow
 async def test_a_second_viewer_costs_the_engine_nothing_and_sees_the_same():
     window = CountingWindow()
     async with running(console=window) as server, watching(server.port) as one, watching(server.port) as two:
@@ -335,6 +338,7 @@ async def keep_asking(port: int, seed: int, enough: asyncio.Event) -> int:
             return asked
 
 
+@pytest.mark.slow
 async def test_an_overcommitted_pool_shows_the_parked_and_what_they_hold():
     """The load goes on until a look, two a second, has found somebody parked: no machine is too fast for it."""
     async with whole_stack(kv_cells=256, max_running=4) as stack:

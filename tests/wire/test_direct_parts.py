@@ -56,6 +56,7 @@ async def test_prompts_that_are_merged_go_through_their_task(direct: list[bytes]
     assert direct == []
 
 
+@pytest.mark.slow
 async def test_a_client_that_does_not_read_gets_everything_later(direct: list[bytes]):
     asked = ASKED | {"max_tokens": 700, "logprobs": 5, "return_token_ids": True}
     async with whole_stack(kv_cells=1024, max_running=2) as stack:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+import pytest
 from fake_stack import VOCAB, whole_stack
 from prometheus_client.parser import text_string_to_metric_families
 from raw_http import TEXT, exchange, head, parse_sse, post
@@ -85,6 +86,7 @@ class Broken:
         raise RuntimeError
 
 
+@pytest.mark.slow
 async def test_a_broken_plugin_changes_no_answer_and_is_switched_off():
     body = {"prompt": "tell me", "max_tokens": 60, "ignore_eos": True, "seed": 5, "return_token_ids": True}
     async with whole_stack() as stack:
@@ -116,6 +118,7 @@ class Asks:
         self.progress.append(progress)
 
 
+@pytest.mark.slow
 async def test_a_plugin_may_ask_for_entropy_and_the_client_sees_nothing_of_it():
     body = {"prompt": "tell me", "max_tokens": 40, "ignore_eos": True, "seed": 5, "temperature": 1.0}
     plugin = Asks()

@@ -90,6 +90,7 @@ async def test_twenty_generations_under_preemption_are_replayed_identically(tmp_
     assert run("verify", path).exit_code == 0
 
 
+@pytest.mark.slow
 async def test_a_tampered_receipt_is_found_and_its_replay_names_the_token(tmp_path: Path, fake_engine: list):
     path = tmp_path / "receipts.db"
     async with whole_stack(server={"receipts": str(path)}) as stack:
@@ -108,6 +109,7 @@ async def test_a_tampered_receipt_is_found_and_its_replay_names_the_token(tmp_pa
     assert "3: identical" in replayed.output and "1 of 2 identical" in replayed.output
 
 
+@pytest.mark.slow
 async def test_stop_strings_cancels_and_lists(tmp_path: Path):
     path = tmp_path / "receipts.db"
     async with whole_stack(server={"receipts": str(path)}) as stack:

@@ -184,6 +184,7 @@ async def test_a_broken_engine_cannot_hold_the_exit_back(start: Start):
         await server.rest()
 
 
+@pytest.mark.slow
 async def test_a_client_that_does_not_read_cannot_hold_the_exit_back(start: Start):
     async with start({"endless": True, "pieces": ["x" * 65536]}, drain_timeout=0.1) as server:
         _, writer = await open_stream(server.port)
