@@ -118,7 +118,10 @@ async def test_the_books_balance(death: bool):
         assert values["millpond_kv_cells,state=live"] == values["millpond_kv_cells,state=pinned"] == 0.0
         if not death:
             parks = total(values, "millpond_preemptions_total")
-            assert parks == values["millpond_resumes_total"] == total(values, "millpond_preemptions_over_total") > 0
+            assert parks == total(values, "millpond_preemptions_over_total") > 0
+            # A stop string may be found in what a request made before it was parked.
+            stopped = sum(number % 7 == 0 for number in range(100))
+            assert parks - stopped <= values["millpond_resumes_total"] <= parks
             assert values["millpond_parked_seconds_total"] > 0.0
             hits = total(values, "millpond_prefix_hit_tokens_total")
             assert hits == values["millpond_prompt_tokens_cached_total"]
