@@ -185,7 +185,7 @@ class IdleRent:
         """How many of the `idle` cells have been paid for: whole pieces, or all. None idle: nothing is owed."""
         if not idle:
             self._owed_ms = 0.0
-        paid = int(self._owed_ms / ms_per_token)
+        paid = int(self._owed_ms / max(ms_per_token, 1e-6))
         return idle if paid >= idle else paid - paid % self._piece
 
     def settle(self, ms: float) -> None:

@@ -48,6 +48,8 @@ def test_pieces_leave_whole_and_an_empty_cache_owes_nothing() -> None:
     assert rent.due(30, 1.0) == 30
     assert rent.due(0, 1.0) == 0
     assert rent.due(10, 1.0) == 0
+    rent.accrue(1e-3)
+    assert rent.due(10, 0.0) == 10, "what costs nothing to move goes at once"
 
 
 def request(name: str, first: int, prompt: int, output: int) -> Request:
