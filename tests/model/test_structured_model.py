@@ -32,11 +32,11 @@ SCHEMA = {
     "additionalProperties": False,
 }
 SPEC = GrammarSpec(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))
-COUNT, RUNNING, CELLS = 32, 24, 448
+COUNT, RUNNING, CELLS = 20, 20, 320
 
 
 def test_documents_are_valid_under_fourfold_overcommit(smollm2_path: Path):
-    config = EngineConfig(model_path=str(smollm2_path), max_running=RUNNING, kv_cells=CELLS, max_model_len=400)
+    config = EngineConfig(model_path=str(smollm2_path), max_running=RUNNING, kv_cells=CELLS, max_model_len=320)
     runtime = load_llamacpp(config, lambda fraction: True)
     core = build_core(runtime, config, time.monotonic)
     vocab = runtime.vocab
@@ -46,7 +46,7 @@ def test_documents_are_valid_under_fourfold_overcommit(smollm2_path: Path):
         asked = f"<|im_start|>user\nDescribe person {number} of the club in JSON.<|im_end|>\n<|im_start|>assistant\n"
         ids = tuple(vocab.tokenize(asked * (1 + number % 4), parse_special=True))
         params = SamplingParams(grammar=SPEC, temperature=0.8)
-        core.add(SequenceId(number), Request(RequestId(str(number)), ids, params, 250, seed=number, arrival=0.0))
+        core.add(SequenceId(number), Request(RequestId(str(number)), ids, params, 200, seed=number, arrival=0.0))
     while len(ends) < COUNT:
         result = core.step()
         for token in result.tokens:

@@ -18,8 +18,8 @@ from millpond.types import MemoryKind
 pytestmark = [pytest.mark.model, pytest.mark.narrow, pytest.mark.slow]
 
 FLUSH_SECONDS = 20.0
-HISTORY_TOKENS = 700
-"""Over five pages; benchmarks/bench_hybrid.py has 1,500."""
+HISTORY_TOKENS = 450
+"""Over three pages; benchmarks/bench_hybrid.py has 1,500."""
 PAGED_EXTRA, WHOLE_EXTRA = 8, 128
 """Prompt tokens that may be computed beyond those of the new turn."""
 
@@ -47,7 +47,7 @@ def extra_of(model: Tiny) -> int:
 def first_turn(model: Tiny, folder: Path, **settings: Any) -> tuple[list[int], Answer]:
     """The history after one turn of a chat, its core shut down."""
     core = model.core(spill_dir=str(folder), instance="first", **settings)
-    prompt = [*message(0, 300), *message(1, 250), *message(2, HISTORY_TOKENS - 550 - 50)]
+    prompt = [*message(0, 150), *message(1, 200), *message(2, HISTORY_TOKENS - 350 - 50)]
     answer = run(core, {0: prompt}, namespace="tenant")[0]
     core.shutdown(FLUSH_SECONDS)
     return [*prompt, *answer.ids, 2, 198], answer
