@@ -13,7 +13,7 @@ import socket
 import struct
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,15 +52,19 @@ class FaultServer:
         return self.process.pid
 
     def engine(self) -> psutil.Process | None:
-        children = psutil.Process(self.pid).children()
-        return children[0] if children else None
+        """One that lives: a killed one may wait for a moment to be reaped."""
+        for child in psutil.Process(self.pid).children():
+            with suppress(psutil.NoSuchProcess):
+                if child.status() != psutil.STATUS_ZOMBIE:
+                    return child
+        return None
 
     async def signal_engine(self, number: signal.Signals = signal.SIGKILL) -> int:
         """Returns the pid that got it. From here on another engine may be there."""
         self.engine_pid = None
-        await eventually(lambda: self.engine() is not None)
-        process = self.engine()
-        assert process is not None
+        async with asyncio.timeout(PATIENCE):
+            while (process := self.engine()) is None:
+                await asyncio.sleep(0.005)
         process.send_signal(number)
         return process.pid
 

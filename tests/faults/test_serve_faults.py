@@ -66,8 +66,8 @@ class Phase:
 
 
 async def _loading(server: FaultServer, streams: Sequence[LiveStream]) -> None:
-    await server.signal_engine()
-    await eventually(lambda: server.engine() is not None)
+    killed = await server.signal_engine()
+    await eventually(lambda: (engine := server.engine()) is not None and engine.pid != killed)
 
 
 async def _some_parked(server: FaultServer, streams: Sequence[LiveStream]) -> None:
