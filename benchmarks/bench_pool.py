@@ -220,7 +220,7 @@ def cpu(bench: Bench, peer: RunningServer, book: OutputBook) -> None:
     with bench.server(cached) as on, bench.server(uncached) as off:
         for server in (on, off):
             bench.single("strangers", server, fill_with_strangers)
-        found = bench.pairs("cpu", max(10, bench.settings.pairs_or(12)), on, off, cpu_once)
+        found = bench.pairs("cpu", max(10, bench.settings.pairs_or(24)), on, off, cpu_once)
     name = "CPU a token, cache full of strangers (other: cache off)"
     figure = bench.add(name, "ms", *found["ms"], target=at_most(1.05))
     low, high = median_interval(figure.compared)

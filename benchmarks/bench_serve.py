@@ -68,12 +68,12 @@ def largest_gap_after(running: StreamResult, newcomer: StreamResult) -> float:
 
 
 def section_one_stream(bench: Bench, ours: RunningServer, peer: RunningServer) -> None:
-    found = bench.pairs("one_stream", bench.settings.pairs_or(7), ours, peer, one_stream)
+    found = bench.pairs("one_stream", bench.settings.pairs_or(15), ours, peer, one_stream)
     bench.add("1 stream, 128 tokens", "tok/s", *found["tok/s"], target=at_least(0.95))
 
 
 def section_four_streams(bench: Bench, ours: RunningServer, peer: RunningServer) -> None:
-    found = bench.pairs("four_streams", bench.settings.pairs_or(5), ours, peer, four_streams)
+    found = bench.pairs("four_streams", bench.settings.pairs_or(9), ours, peer, four_streams)
     bench.add("4 streams, 128 tokens each", "tok/s", *found["tok/s"], target=at_least(0.95))
 
 
