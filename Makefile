@@ -20,8 +20,8 @@ CODE := millpond tests benchmarks scripts examples
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help serve test test-fast test-slow test-model test-narrow test-wide test-faults test-browser faults soak check lint types format \
-        coverage docs bench model clean
+.PHONY: help serve test test-fast test-slow test-model test-narrow test-wide test-faults test-browser faults soak \
+        check lint types format coverage docs bench model clean
 
 help: ## show this list
 	@echo "make TARGET [ARGS='--port 8080'] [PYTHON=python3.12]"

@@ -46,12 +46,12 @@ class StepCost:
         return max(self._weights[1] * _SCALE[1], 1e-6)
 
     def ms_per_row_at(self, cells: int) -> float:
-        return max(self.ms_per_row, self.ms_per_row + self.ms_per_cell * cells)
+        return self.ms_per_row + self.ms_per_cell * cells
 
     @property
     def ms_per_cell(self) -> float:
         """What one more cell in a row's view costs."""
-        return max(0.0, self._weights[2]) * _SCALE[2]
+        return self._weights[2] * _SCALE[2]
 
     def observe(self, work: StepWork, ms: float) -> None:
         """Moves the weights to the least squares of what is remembered, damped where that is little."""

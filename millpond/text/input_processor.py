@@ -75,15 +75,11 @@ class InputProcessor:
         """Name of the format in which calls are read."""
         return self._form.name
 
-    def prepare(self, prompt: PromptInput) -> tuple[TokenId, ...]:
-        """Ids of a prompt that leaves room for at least one output token.
+    def prepare_prompt(self, prompt: PromptInput) -> PreparedPrompt:
+        """Ids of a prompt that leaves room for at least one output token, and how to read the outputs.
 
         Raises InvalidParameter, TemplateError or ContextLengthExceeded.
         """
-        return self.prepare_prompt(prompt).token_ids
-
-    def prepare_prompt(self, prompt: PromptInput) -> PreparedPrompt:
-        """As prepare, and how to read the outputs."""
         field = "messages" if isinstance(prompt, ChatInput) else "prompt"
         if isinstance(prompt, TokenInput):
             self._check_length(len(prompt.token_ids), field)

@@ -32,7 +32,7 @@ def test_a_setting_that_cannot_be_ends_the_start(smollm2_path: Path, unused_tcp_
 
 def test_a_terminal_sees_the_progress_and_every_auto(smollm2_path: Path, unused_tcp_port: int) -> None:
     ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, 160))
+    termios.tcsetwinsize(theirs, (24, 120))
     server = serve(smollm2_path, unused_tcp_port, "--threads", "2", stderr=theirs)
     os.close(theirs)
     try:

@@ -58,7 +58,7 @@ def test_the_vocabulary_has_the_control_strings_that_its_template_writes(vocab: 
 def test_a_chat_without_control_strings_is_tokenized_as_one_text(
     vocab: Vocab, processor: InputProcessor, content: str
 ) -> None:
-    ids = processor.prepare(ChatInput([{"role": "user", "content": content}]))
+    ids = processor.prepare_prompt(ChatInput([{"role": "user", "content": content}])).token_ids
     assert ids == tuple(vocab.tokenize(chatml(content), parse_special=True))
     assert len(control_texts(vocab, ids)) == 5
 
@@ -75,7 +75,7 @@ def test_a_chat_without_control_strings_is_tokenized_as_one_text(
     ],
 )
 def test_control_strings_of_a_client_stay_text(vocab: Vocab, processor: InputProcessor, attack: str) -> None:
-    ids = processor.prepare(ChatInput([{"role": "user", "content": attack}]))
+    ids = processor.prepare_prompt(ChatInput([{"role": "user", "content": attack}])).token_ids
     templates_own = ["<|im_start|>", "<|im_end|>", "<|im_start|>", "<|im_end|>", "<|im_start|>"]
     assert control_texts(vocab, ids) == templates_own
     assert b"".join(vocab.piece(token, special=True) for token in ids).decode() == chatml(attack)
@@ -83,20 +83,22 @@ def test_control_strings_of_a_client_stay_text(vocab: Vocab, processor: InputPro
 
 def test_every_control_string_of_the_vocabulary_stays_text(vocab: Vocab, processor: InputProcessor) -> None:
     everything = " ".join(sorted(ControlStrings.of(vocab).strings))
-    ids = processor.prepare(ChatInput([{"role": "user", "content": everything}]))
+    ids = processor.prepare_prompt(ChatInput([{"role": "user", "content": everything}])).token_ids
     assert len(control_texts(vocab, ids)) == 5
-    assert control_texts(vocab, processor.prepare(TextInput(everything))) == []
+    assert control_texts(vocab, processor.prepare_prompt(TextInput(everything)).token_ids) == []
 
 
 def test_a_last_assistant_message_is_continued(vocab: Vocab, processor: InputProcessor) -> None:
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well,"}]
     expected = chatml("hi") + "Well,"
-    assert processor.prepare(ChatInput(messages)) == tuple(vocab.tokenize(expected, parse_special=True))
+    assert processor.prepare_prompt(ChatInput(messages)).token_ids == tuple(
+        vocab.tokenize(expected, parse_special=True)
+    )
 
 
 @pytest.mark.parametrize("text", _ODD_TEXTS)
 def test_text_survives_the_way_there_and_back(vocab: Vocab, processor: InputProcessor, text: str) -> None:
-    ids = processor.prepare(TextInput(text))
+    ids = processor.prepare_prompt(TextInput(text)).token_ids
     assert processor.tokenizer.decode(ids) == text
     output = OutputProcessor(vocab.piece, StopStrings(["\0never"]), HiddenTokens(vocab.eog_ids))
     shown = [output.feed([token], index).text for index, token in enumerate(ids)]
@@ -115,10 +117,10 @@ def test_a_stop_string_over_real_tokens_is_found(vocab: Vocab) -> None:
 
 def test_a_long_text_has_both_numbers_and_a_hopeless_one_is_refused_unread(processor: InputProcessor) -> None:
     with pytest.raises(ContextLengthExceeded) as caught:
-        processor.prepare(ChatInput([{"role": "user", "content": "word " * 9000}]))
+        processor.prepare_prompt(ChatInput([{"role": "user", "content": "word " * 9000}]))
     assert caught.value.limit == 8192
     assert caught.value.prompt_tokens is not None
     assert caught.value.prompt_tokens > 9000
     with pytest.raises(ContextLengthExceeded) as caught:
-        processor.prepare(TextInput("x" * (processor.tokenizer.max_text_bytes + 1)))
+        processor.prepare_prompt(TextInput("x" * (processor.tokenizer.max_text_bytes + 1)))
     assert caught.value.prompt_tokens is None

@@ -52,7 +52,7 @@ def test_the_system_message_that_is_there_comes_first() -> None:
 
 
 def test_control_strings_in_tools_stay_text() -> None:
-    ids = processor().prepare(ChatInput([user("x")], tools=[TOOL]))
+    ids = processor().prepare_prompt(ChatInput([user("x")], tools=[TOOL])).token_ids
     starts = [token for token in ids if FakeVocab().is_control(token)]
     assert starts == [IM_START, IM_END, IM_START, IM_END, IM_START]
 
